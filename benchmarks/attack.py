@@ -29,22 +29,22 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the threads of a parent are not there in its forks
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a parent's threads do not exist in its forks
 
 from attack_corpus import Input, corpus, rows
 from attack_formats import jsonl, run_folder
 
 SECONDS, MEGABYTES = 10.0, 1000.0
-"""Of CPU, and of resident memory, the interpreter's own and its imports' included."""
+"""Limits on CPU time and on resident memory, including the interpreter and its imports."""
 WAIT_SECONDS = 120.0
-"""Of the clock, after which an input counts as one that is waited for."""
+"""Wall-clock limit after which an input counts as a hang."""
 _MOST_BYTES = 8 << 30
-"""Address space of a process, so that a fault does not take the machine with it."""
+"""Address space of a process, so that a fault does not bring the machine down."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one input."""
+    """How reading one input ended."""
 
     format: str
     name: str
@@ -53,16 +53,16 @@ class Outcome:
     outcome: str
     """`read`, `refused`, `cannot answer`, or a fault in words."""
     text: str
-    """What the command said, or the end of its traceback."""
+    """Last line of what the command printed, or of its traceback."""
 
     @property
     def is_fault(self) -> bool:
-        """Whether it is one that must not be."""
+        """Whether the outcome is a fault."""
         return self.outcome not in ("read", "refused", "cannot answer")
 
 
 def words(one: Input, source: Path | str, folder: Path) -> list[str]:
-    """The command line that reads an input; what it writes goes to `folder`."""
+    """Return the command line that reads an input and writes to `folder`."""
     out = str(folder / "out")
     return {
         "ingest": ["ingest", str(source), "-o", out, "--json"],
@@ -75,7 +75,7 @@ def words(one: Input, source: Path | str, folder: Path) -> list[str]:
 
 
 def attack(one: Input, slowness: float = 1.0) -> Outcome:
-    """Write an input, read it in a process of its own, and judge what it did."""
+    """Write an input, read it in its own process, and judge the outcome."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "source").mkdir()
@@ -98,7 +98,7 @@ def _written(one: Input, folder: Path) -> tuple[str, int | None]:
 
 
 def _forked(work: Callable[[], tuple[str, int | None]]) -> tuple[str, int | None]:
-    """What `work` returns, done in a process of its own: what it needs is no memory of this one then."""
+    """Return what `work` returns, run in a fork so that its memory does not stay in this process."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -118,7 +118,7 @@ def _forked(work: Callable[[], tuple[str, int | None]]) -> tuple[str, int | None
 
 
 def _read(command: list[str], folder: Path) -> None:
-    """In the child: the command, its output in files; never returns."""
+    """Run the command in the child with its output in files, and exit; never returns."""
     status = 70
     try:
         for number, end in ((1, "stdout"), (2, "stderr")):
@@ -140,7 +140,7 @@ def _read(command: list[str], folder: Path) -> None:
 
 
 def _wait(child: int, slowness: float) -> tuple[int, float, float, bool]:
-    """Exit status, seconds of CPU, peak memory in MB, and whether it was waited for in vain."""
+    """Wait; return exit status, CPU seconds, peak memory in MB, and whether it hung and was killed."""
     limit, waited = time.monotonic() + WAIT_SECONDS * slowness, False
     while True:
         found, status, usage = os.wait4(child, os.WNOHANG)
@@ -182,14 +182,14 @@ def _judged(
 
 
 def accounted(text: str) -> int:
-    """The evaluations that the JSON of `ingest` or `fit` accounts for: those kept, and those left out."""
+    """Return the number of evaluations, kept or left out, in the JSON of `ingest` or `fit`."""
     found = json.loads(text)
     runs = found.get("runs", [found])
     return sum(run.get("evaluations", run.get("points", 0)) + run["left_out"]["total"] for run in runs)
 
 
 def slowness() -> float:
-    """How many times as long as on the machine that the limits were set on; 1 on a faster one."""
+    """Return how many times slower this machine is than the one the limits were set on; at least 1."""
     started, text = time.process_time(), json.dumps([{"a": n} for n in range(50_000)])
     for _ in range(5):
         json.loads(text)
@@ -197,22 +197,22 @@ def slowness() -> float:
 
 
 def outcomes(inputs: Sequence[Input]) -> Iterator[Outcome]:
-    """What became of every input, in order."""
+    """Yield the outcome of every input, in order."""
     for command in (
         "ingest",
         "fit",
         "report",
         "overlay",
-    ):  # everything is imported once, and not by every fork
+    ):  # import everything once, not in every fork
         warm_up(command)
-    gc.freeze()  # and not looked at by its garbage collections
+    gc.freeze()  # forks then do not scan it in garbage collections
     factor = slowness()
     for one in inputs:
         yield attack(one, factor)
 
 
 def warm_up(command: str) -> None:
-    """Read something sound in this process: what that imports, its forks need not."""
+    """Read a sound input in this process, so that forks need not repeat the imports."""
     with (
         tempfile.TemporaryDirectory() as name,
         redirect_stdout(io.StringIO()),
@@ -230,13 +230,13 @@ def warm_up(command: str) -> None:
 
 
 def sampled(inputs: Sequence[Input], n: int) -> list[Input]:
-    """So many of them, spread over all formats."""
+    """Return `n` of the inputs, spread over all formats."""
     step = max(len(inputs) // n, 1)
     return [*inputs[::step]][:n]
 
 
 def table(found: Sequence[Outcome]) -> Iterator[str]:
-    """A line for every format."""
+    """Yield the lines of a table with a row for every format."""
     yield f"| {'format':<14}| inputs | read | refused | s, largest | MB, largest | faults |"
     yield f"|{'-' * 15}|-------:|-----:|--------:|-----------:|------------:|-------:|"
     for format in dict.fromkeys(one.format for one in found):

@@ -23,7 +23,7 @@ Bomb = tuple[str, str, Callable[[Path], Path], str]
 
 
 Made = Callable[[], bytes | str]
-"""A file's content, made when it is written: all at once would be a GB."""
+"""Makes a file's content when it is written: all at once would take a GB."""
 
 
 def put(name: str, made: Made) -> Callable[[Path], Path]:
@@ -109,7 +109,7 @@ def _row(base: sqlite3.Connection, text: str, step: int = 1) -> None:
 
 
 def _chain_that_goes_round(folder: Path) -> Path:
-    """A row that claims 50 MB, whose overflow pages lead back to themselves, a hundred times."""
+    """Write a hundred rows whose overflow pages lead back to themselves."""
     _, _, write, _ = _trackio(
         "", lambda base: [_row(base, '{"a": "' + "x" * 20_000 + '"}', n) for n in range(100)]
     )
@@ -269,7 +269,7 @@ _TOML: dict[str, Callable[[], str]] = {
 
 
 def bombs() -> Iterator[Bomb]:
-    """Format, name, writer and command of all."""
+    """Yield format, name, writer and command of every bomb."""
     yield from _wandb_bombs()
     yield from _tensorboard_bombs()
     yield from _trackio_bombs()

@@ -17,17 +17,17 @@ from attack_formats import PASS_RATE, SECONDS, WRITERS, Row, is_float, run_folde
 
 @dataclass(frozen=True)
 class Input:
-    """One attack: `write` puts it into an empty folder, and returns what is to be read."""
+    """One attack: `write` puts it into an empty folder and returns the source to read."""
 
     format: str
     name: str
     write: Callable[[Path], Path | str]
     command: str = "ingest"
     evaluations: Callable[[], int] | None = None
-    """How many it holds; those that come twice count twice, and one that is no finite number counts. None
-    where that cannot be known, as of a damaged one."""
+    """Returns the number of evaluations it holds, including duplicates and values that are not finite. None
+    if that is unknown, as for a damaged input."""
     must_read: bool = False
-    """Whether a refusal is a fault, too."""
+    """Whether a refusal is also a fault."""
 
 
 def rows(last: int = 25, **more: object) -> list[Row]:
@@ -37,7 +37,7 @@ def rows(last: int = 25, **more: object) -> list[Row]:
 
 
 def odd(value: object) -> list[Row]:
-    """A sound log whose value is odd from 60 % on."""
+    """Return the rows of a sound log, with `value` as the pass rate after 60 % of them."""
     return [row | ({PASS_RATE: value} if n >= 15 else {}) for n, row in enumerate(rows())]
 
 
@@ -64,7 +64,7 @@ for _ in range(300):
     _NESTED = {"a": _NESTED, "b": 0.5}
 
 ROWS: dict[str, tuple[Callable[[], list[Row]], bool]] = {
-    # What is to be read of it, whatever else is said of it: True.
+    # True: a refusal is a fault.
     "sound": (rows, True),
     "long": (lambda: rows(5000), True),
     "shuffled": (shuffled, False),
@@ -96,25 +96,25 @@ ROWS: dict[str, tuple[Callable[[], list[Row]], bool]] = {
 }
 _NESTED_ROWS = {"nested", "wide-below-long"}
 _WITHOUT: dict[str, set[str]] = {
-    # A name in MLflow is that of a file, a cell of a table a number or a text, a step of the console digits.
+    # Names in MLflow are file names, table cells are numbers or text, and console steps are digits.
     "mlflow": _NESTED_ROWS
     | {"long-name", "name-of-separators", "more-columns", "other-columns", "more-runs", "text"},
     "verl-console": _NESTED_ROWS | {"negative-steps", "broken-steps", "large-steps", "far-steps"},
     **dict.fromkeys(("mlflow-db", "parquet", "tensorboard", "table-csv", "wandb-csv"), _NESTED_ROWS),
 }
 _OF_RUNS = {"jsonl", "mlflow", "mlflow-db", "trackio", "parquet", "wandb-csv"}
-"""Formats of several runs."""
+"""Formats that can hold several runs."""
 _OWN = {"table-csv": "fit", "table-jsonl": "fit", "run-folder": "fit"}
-"""What is read by other commands than ingest."""
+"""Formats that a command other than ingest reads."""
 
 
 def held(format: str, found: Sequence[Row]) -> int:
-    """The evaluations that the log of these rows holds."""
-    if format == "tensorboard":  # whose writers leave out what is no float
+    """Return the number of evaluations that a log of these rows holds."""
+    if format == "tensorboard":  # its writers skip values that are not floats
         found = [row for row in found if is_float(row[PASS_RATE])]
-    elif format == "verl-console":  # a number as it is printed, and no text
+    elif format == "verl-console":  # it holds numbers as printed, but no text
         found = [r for r in found if not isinstance(r[PASS_RATE], str) and len(str(r[PASS_RATE])) <= 50]
-    elif format == "wandb-csv":  # a line a step
+    elif format == "wandb-csv":  # one line per step
         return len({(row["step"], row.get("run")) for row in found})
     return len(found)
 
@@ -173,7 +173,7 @@ def damaged() -> Iterator[Input]:
 
 
 def no_files() -> Iterator[Input]:
-    """Pipes, sockets, devices and what the kernel shows as files; by their names, and behind a link."""
+    """Yield pipes, sockets, devices and kernel files, by name and behind a link."""
 
     def pipe(folder: Path) -> Path:
         os.mkfifo(folder / "pipe")
@@ -182,7 +182,7 @@ def no_files() -> Iterator[Input]:
     def its_socket(folder: Path) -> Path:
         with socket.socket(socket.AF_UNIX) as server:
             here = Path.cwd()
-            os.chdir(folder)  # the name of a socket is short
+            os.chdir(folder)  # the path of a socket must be short
             server.bind("socket")
             os.chdir(here)
         return folder / "socket"
@@ -211,7 +211,7 @@ def no_files() -> Iterator[Input]:
 
 
 def reports() -> Iterator[Input]:
-    """Run folders with values at the ends of the floats, drawn as one page and beside a sound run."""
+    """Yield run folders with extreme values, reported alone and beside a sound run."""
     values = (-1e308, 1e308, -1e-308, 5e-324, -5, 1.5, 2**53)
     for name in (PASS_RATE, "reward_mean", "time", "samples", "mean_p_1mp", "truncated", "entropy"):
         for value in values:
@@ -234,6 +234,6 @@ def reports() -> Iterator[Input]:
 
 
 def corpus() -> list[Input]:
-    """All inputs, in a fixed order."""
+    """Return all inputs, in a fixed order."""
     bombs = (Input(*bomb) for bomb in attack_bombs.bombs())
     return [*of_rows(), *damaged(), *no_files(), *reports(), *bombs]

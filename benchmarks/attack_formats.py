@@ -27,7 +27,7 @@ _LAID_OUT = ("step", "run")
 
 
 def metrics(row: Row) -> Row:
-    """A row without its step and its run."""
+    """Return a row without its step and run."""
     return {name: value for name, value in row.items() if name not in _LAID_OUT}
 
 
@@ -42,7 +42,7 @@ def jsonl(folder: Path, rows: Sequence[Row]) -> Path:
 
 
 def prime_rl(folder: Path, rows: Sequence[Row]) -> Path:
-    """A folder with a file of each process; the evaluations are the orchestrator's."""
+    """Write a folder with a file per process; the evaluations are in the orchestrator's."""
     for name in ("trainer", "orchestrator"):
         (folder / "run" / name).mkdir(parents=True)
     lines(folder / "run" / "trainer" / "metrics.jsonl", ({"step": r["step"], "loss/mean": 0.1} for r in rows))
@@ -77,7 +77,7 @@ def runs_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def mlflow(folder: Path, rows: Sequence[Row]) -> Path:
-    """One folder a run; a metric's name is the path of its file."""
+    """Write one folder per run; a metric's name is the path of its file."""
     for number, (name, part) in enumerate(runs_of(rows).items()):
         run = folder / "mlruns" / "0" / f"r{number}"
         (run / "metrics").mkdir(parents=True)
@@ -157,7 +157,7 @@ def parquet(folder: Path, rows: Sequence[Row]) -> Path:
 
 
 def wandb_csv(folder: Path, rows: Sequence[Row]) -> Path:
-    """The chart of all metrics: a line a step, in the order in which steps come first."""
+    """Write the chart of all metrics: one line per step, in order of first appearance."""
     names = dict.fromkeys((str(row.get("run", "r")), name) for row in rows for name in metrics(row))
     by_step: dict[Any, dict[tuple[str, str], Any]] = {}
     for row in rows:
@@ -173,7 +173,7 @@ def wandb_csv(folder: Path, rows: Sequence[Row]) -> Path:
 
 
 def field(number: int, data: bytes) -> bytes:
-    """A field of a protocol buffer with its length before it."""
+    """Return a length-delimited field of a protocol buffer."""
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
@@ -187,7 +187,7 @@ def varint(value: int) -> bytes:
 
 
 def framed(records: Iterable[bytes]) -> bytes:
-    """Records in the chunks and blocks of a .wandb file."""
+    """Return records framed in the chunks and blocks of a .wandb file."""
     out = bytearray(b":W&B\xe1\xbe\x00")
     for record in records:
         is_first = True
@@ -225,12 +225,12 @@ def event_record(data: bytes) -> bytes:
 
 
 def is_float(value: object) -> bool:
-    """Whether a writer of TensorBoard's takes a value for a scalar."""
+    """Return whether TensorBoard's writers accept a value as a scalar."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 3e38)
 
 
 def event(row: Row) -> bytes:
-    """A row of scalars; a value that is no float is left out, as writers do."""
+    """Return the event of a row; like the writers, skip values that are not floats."""
     values = b""
     for name, value in metrics(row).items():
         if is_float(value) and not abs(value) >= 3e38:

@@ -46,7 +46,7 @@ from scalerl.forecast.rivals import BANK_RIVALS, Predicted, Rival, Seen, normal,
 from scalerl.ingest.load import read_all
 from scalerl.ingest.options import ReadOptions
 
-optimize: Any = import_module("scipy.optimize")  # by name, as the tests do without SciPy
+optimize: Any = import_module("scipy.optimize")  # by name, as the tests run without SciPy
 FRACTIONS = (0.25, 0.5, 0.75)
 KINDS = ("log-logistic", "Weibull", "A = 1", "two speeds", "delayed start", "decline", "flat")
 _DRAWS, _STARTS = 400, 2
@@ -54,7 +54,7 @@ _DRAWS, _STARTS = 400, 2
 
 @dataclass(frozen=True)
 class Shape:
-    """A curve for least squares: x is compute over the first above 0, y the pass rate."""
+    """A curve for least squares: x is compute divided by the first compute above 0, y the pass rate."""
 
     f: Callable[..., np.ndarray]
     start: tuple[float, ...]
@@ -106,7 +106,7 @@ class Fitted:
 
 
 def fitted(shape: Shape, x_N: np.ndarray, y_N: np.ndarray, rng: np.random.Generator) -> Fitted:
-    """The best of a few starts; CannotAnswerError where there is none."""
+    """Return the best fit from a few starts; raise CannotAnswerError if there is none."""
     n, p = len(x_N), len(shape.start)
     if n <= p:
         raise CannotAnswerError(f"{n} evaluations at distinct compute, {p + 1} are needed")
@@ -125,8 +125,8 @@ def fitted(shape: Shape, x_N: np.ndarray, y_N: np.ndarray, rng: np.random.Genera
         raise CannotAnswerError("least squares found no minimum")
     rss, found = best
     sd, bic = np.sqrt(rss / (n - p)), n * np.log(max(rss / n, 1e-12)) + p * np.log(n)
-    # Parameters may trade off exactly, as those of POW4 do early in a run: the pseudo-inverse leaves out the
-    # directions that the data do not see. SciPy's curve_fit has no covariance there.
+    # Parameters may trade off exactly, as those of POW4 do early in a run: the pseudo-inverse leaves out
+    # directions that the data do not determine. SciPy's curve_fit returns no covariance in that case.
     slopes_NP = slopes(shape, found, x_N)
     scale_P = np.maximum(np.linalg.norm(slopes_NP, axis=0), 1e-12)
     inverse_PP = np.linalg.pinv((slopes_NP / scale_P).T @ (slopes_NP / scale_P), rcond=1e-8, hermitian=True)
@@ -134,14 +134,14 @@ def fitted(shape: Shape, x_N: np.ndarray, y_N: np.ndarray, rng: np.random.Genera
 
 
 def slopes(shape: Shape, parameters_P: np.ndarray, x_K: np.ndarray) -> np.ndarray:
-    """Derivatives by the parameters, by differences, (K, P)."""
+    """Return derivatives with respect to the parameters, by central differences, (K, P)."""
     step_P = 1e-5 * np.maximum(np.abs(parameters_P), 1e-3)
     moved = [shape.f(x_K, *(parameters_P + s)) - shape.f(x_K, *(parameters_P - s)) for s in np.diag(step_P)]
     return np.array(moved).T / (2 * step_P)
 
 
 def rows_of(seen: Seen) -> tuple[np.ndarray, np.ndarray]:
-    """The evaluations above compute 0, those at one compute averaged."""
+    """Return compute and pass rate of the evaluations above compute 0, averaged at equal compute."""
     points = seen.points.select(seen.points.compute_N > 0)
     compute_N, place = np.unique(points.compute_N, return_inverse=True)
     if not len(compute_N):
@@ -163,7 +163,7 @@ def eleven(seen: Seen, compute_K: np.ndarray, at_Q: np.ndarray) -> Predicted:
     (compute_N, y_N), rng = rows_of(seen), np.random.default_rng(0)
     x_K, curves = compute_K / compute_N[0], []
     for shape in ELEVEN:
-        with suppress(CannotAnswerError):  # a curve of four parameters has none where one of two has
+        with suppress(CannotAnswerError):  # four parameters may be too many where two are not
             curves.append(fitted(shape, compute_N / compute_N[0], y_N, rng))
     if not curves:
         raise CannotAnswerError(f"{len(y_N)} evaluations at distinct compute, 3 are needed")
@@ -259,7 +259,7 @@ RIVALS: dict[str, Rival] = {
 
 
 def simulated(kind: str, rng: np.random.Generator, source: str) -> Points:
-    """A run of one kind, to compute 1,000."""
+    """Return a simulated run of one kind, up to compute 1,000."""
     n = round(float(np.exp(rng.uniform(np.log(6), np.log(60)))))
     compute_N = np.linspace(0, 1000, n + 1)[int(rng.integers(2)) :]
     gain, r0 = float(rng.uniform(0.1, 0.4)), float(rng.uniform(0.1, 0.5))
@@ -304,14 +304,14 @@ def runs_of(args: argparse.Namespace) -> list[Points]:
 
 
 def fell(cut: Cut) -> bool:
-    """Whether the run ended more than .1 below its last evaluation before the cut."""
+    """Return whether the run ended more than .1 below its last evaluation before the cut."""
     later = cut.later
     last_M = None if later is None else later.point_M.get("last value, other runs")
     return later is not None and last_M is not None and bool(later.pass_rate_M[-1] < last_M[-1] - 0.1)
 
 
 def each(test: Backtest) -> None:
-    """Our forecast of the end of every run, and whether it held."""
+    """Print our forecast of the end of every run, and whether its interval held."""
     print("\n| run | cut | evaluations | outcome | forecast | 95 % interval | measured | |")
     print("|---|---|---|---|---|---|---|---|")
     for cut in test.cuts:
@@ -326,7 +326,7 @@ def each(test: Backtest) -> None:
 
 
 def kinds(test: Backtest) -> None:
-    """Coverage and interval score of ours at the end, by the kind of the simulated run."""
+    """Print coverage and width of our intervals at the end, by the kind of the simulated run."""
     print("\n| kind | " + " | ".join(f"inside at {f:g} | width" for f in FRACTIONS) + " |")
     print("|---|" + "---|---|" * len(FRACTIONS))
     for kind in KINDS:
@@ -353,7 +353,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--each", action="store_true", help="our forecasts of every run")
     args = parser.parse_args(words)
     start = time.perf_counter()
-    with np.errstate(all="ignore"):  # a curve of SciPy's may leave the floats on its way to a minimum
+    with np.errstate(all="ignore"):  # SciPy may overflow on its way to a minimum
         test = backtest(runs_of(args), fractions=FRACTIONS, rivals=RIVALS, watch=progress)
     print(Bank(test))
     if args.folder is None:

@@ -33,14 +33,14 @@ SHIFT = 3.0
 
 @dataclass(frozen=True)
 class Run:
-    """A whole run; `end` is the mean curve at its last evaluation, where that is known."""
+    """A whole run; `end` is the mean curve at its last evaluation, if known."""
 
     points: Points
     end: float | None = None
     ceiling: float = math.nan
 
     def first(self, fraction: float) -> Points:
-        """The evaluations of the first `fraction` of the compute."""
+        """Return the evaluations of the first `fraction` of the compute."""
         compute_N = self.points.compute_N
         return self.points.select(compute_N <= fraction * compute_N.max() * (1 + 1e-9))
 
@@ -112,7 +112,7 @@ def forecast_run(run: Run, siblings: list[Fit], rng: np.random.Generator, scores
 
 
 def leave_one_out(runs: list[Run], rng: np.random.Generator, scores: Scores) -> list[Fit]:
-    """Every run of a campaign in turn as the one that is forecast; the fits of them all."""
+    """Forecast every run of a campaign from all others; return the fits of the whole runs."""
     whole = [fit(run.points) for run in runs]
     for index, run in enumerate(runs):
         siblings = [sibling for i, sibling in enumerate(whole) if i != index]

@@ -45,13 +45,13 @@ SETTINGS = (
     "cluster.timeouts.heartbeat=60",
 )
 LOOK, YOUNG = 5.0, 60.0
-"""Seconds between two looks at memory, and in which a process still grows into its work."""
+"""Seconds between two looks at memory, and for which a new process is still warming up."""
 STOP = 120.0
-"""Seconds that a driver has to end with a checkpoint."""
+"""Seconds that a driver has to write a checkpoint and exit."""
 
 
 class Nodes:
-    """Four nodes of two CPUs each; the head has none."""
+    """Ray cluster of four nodes with two CPUs each; the head has none."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
@@ -63,18 +63,18 @@ class Nodes:
         self.address = str(self._cluster.address)
 
     def kill_one(self, draw: random.Random) -> None:
-        """End a node as a power cut would, and bring up another."""
+        """Kill a node as a power cut would, and start another."""
         node = self._nodes.pop(draw.randrange(len(self._nodes)))
         self._cluster.remove_node(node, allow_graceful=False)
         self._nodes.append(self._cluster.add_node(num_cpus=2))
 
     def close(self) -> None:
-        """End all nodes."""
+        """Shut down all nodes."""
         self._cluster.shutdown()
 
 
 class Driver:
-    """`scalerl train`, started again where it has ended too early."""
+    """A process of `scalerl train` that can be started again."""
 
     def __init__(self, folder: Path, address: str, seed: int, *more: str) -> None:
         self._folder = folder
@@ -86,14 +86,14 @@ class Driver:
         self.start()
 
     def start(self) -> None:
-        """Begin, or go on."""
+        """Start the run, or resume it."""
         self.starts += 1
         resume = ["--resume"] if (self._folder / "config.json").exists() else []
         with self._folder.with_suffix(".log").open("ab") as log:
             self.process = subprocess.Popen([*self._command, *resume], stdout=log, stderr=log)
 
     def stop(self) -> None:
-        """Let it make a checkpoint, if it can."""
+        """Stop the driver, leaving it `STOP` seconds for a checkpoint."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(timeout=STOP)
@@ -103,7 +103,7 @@ class Driver:
 
 
 def processes(driver: Driver) -> dict[str, list[psutil.Process]]:
-    """The processes of the run by role; they are below this one."""
+    """Return the run's processes by role, found among the descendants of this one."""
     found: dict[str, list[psutil.Process]] = {role: [] for role in ROLES}
     for process in psutil.Process().children(recursive=True):
         try:
@@ -120,14 +120,14 @@ def processes(driver: Driver) -> dict[str, list[psutil.Process]]:
 
 @dataclass
 class Memory:
-    """Resident memory of processes over time, in MiB, without what they share (Ray's object store)."""
+    """Resident memory of processes over time, in MiB, without shared memory (Ray's object store)."""
 
     looks: dict[str, list[tuple[float, int, float]]] = field(default_factory=dict)
-    """By role: when, in seconds, which process, and how much."""
+    """Time in seconds, process id and size of every look, by role."""
     _born: dict[int, float] = field(default_factory=dict)
 
     def look(self, second: float, driver: Driver) -> dict[str, float]:
-        """The largest of each role now."""
+        """Record the memory of all processes; return the largest of each role."""
         largest: dict[str, float] = {}
         for role, members in processes(driver).items():
             for process in members:
@@ -142,8 +142,8 @@ class Memory:
         return largest
 
     def slopes(self, role: str) -> tuple[float, float]:
-        """MiB a minute, by least squares, of processes that are no longer young: of the largest of a role
-        after the first quarter of the run, whoever it was; and within processes. NaN for too few."""
+        """Return the growth of a role in MiB a minute, by least squares, of processes older than `YOUNG`: of
+        its largest process after the first quarter of the run; and within processes. NaN if too few."""
         old = [look for look in self.looks.get(role, []) if look[0] >= self._born[look[1]] + YOUNG]
         end = max((second for second, _, _ in self.looks.get(role, [])), default=0.0)
         largest: dict[float, float] = {}
@@ -155,7 +155,7 @@ class Memory:
         return _slope([list(largest.items())]), _slope(list(by_pid.values()))
 
     def tell(self) -> None:
-        """A line for each role."""
+        """Print a line for each role."""
         after = f"{YOUNG:g} s after starts"
         print(f"MiB a minute, {after}: the largest after the first quarter, and within processes")
         for role, looks in self.looks.items():
@@ -165,7 +165,7 @@ class Memory:
 
 
 def _slope(groups: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """The common slope of lines that each have their own height, per minute."""
+    """Return the common slope per minute of lines with separate intercepts."""
     parts = [np.array(group) - np.mean(group, axis=0) for group in groups if len(group) > 2]
     moved = np.concatenate(parts) if parts else np.zeros((0, 2))
     across = float((moved[:, 0] ** 2).sum())
@@ -173,14 +173,14 @@ def _slope(groups: Sequence[Sequence[tuple[float, float]]]) -> float:
 
 
 class Turns:
-    """Roles in rounds, each of them shuffled; one that nobody has waits for its turn within the round."""
+    """Roles in shuffled rounds; a role without a process keeps its turn for later in the round."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
         self._round: list[str] = []
 
     def next(self, there: Mapping[str, Sequence[Any]]) -> str:
-        """The first in this round that somebody has now; a new round where there is none in it."""
+        """Return the next role of this round that has a process now; start a new round if none has."""
         for role in self._round:
             if role == "node" or there[role]:
                 self._round.remove(role)
@@ -191,17 +191,17 @@ class Turns:
 
 @dataclass
 class Outcome:
-    """What was done to a run."""
+    """What was done to a run and observed of it."""
 
     kills: Counter[str]
     memory: Memory
     starts: int
     unbalanced: int
-    """Looks at which the ledger of the newest step did not add up, those of steps that were lost included."""
+    """Looks at which the ledger of the newest step did not add up, including steps lost later."""
 
 
 def disturbed(folder: Path, nodes: Nodes, options: argparse.Namespace) -> Outcome:
-    """Run for so many minutes with a kill every so often."""
+    """Run for `options.minutes` minutes with a kill every `options.every` seconds."""
     draw = random.Random(options.seed)
     turns, kills, memory, unbalanced = Turns(draw), Counter[str](), Memory(), 0
     driver = Driver(folder, nodes.address, options.seed)
@@ -237,7 +237,7 @@ def kill(role: str, there: Mapping[str, Sequence[psutil.Process]], nodes: Nodes,
 
 
 def tell(second: float, step: int, role: str, sizes: Mapping[str, float], starts: int) -> None:
-    """A line for a kill."""
+    """Print a line for a kill."""
     memory = ", ".join(f"{who} {size:.0f}" for who, size in sizes.items())
     print(
         f"{second:6.0f} s  step {step:4d}  kills: {role:<15}  drivers {starts}  MiB: {memory}",
@@ -247,38 +247,38 @@ def tell(second: float, step: int, role: str, sizes: Mapping[str, float], starts
 
 
 def rows_of(folder: Path) -> list[str]:
-    """Whole lines of the record's steps."""
+    """Return the complete lines of steps.jsonl."""
     file = folder / "steps.jsonl"
     return file.read_text().split("\n")[:-1] if file.exists() else []
 
 
 def steps_of(folder: Path) -> int:
-    """Steps on record."""
+    """Return the number of recorded steps."""
     return len(rows_of(folder))
 
 
 def adds_up(row: Mapping[str, Any]) -> bool:
-    """Whether every group that was admitted by a step is accounted for."""
+    """Return whether a step's ledger accounts for every admitted group."""
     ledger = row["ledger"]
     return ledger["admitted"] == sum(n for fate, n in ledger.items() if fate != "admitted")
 
 
 def balanced(folder: Path) -> bool:
-    """Whether the ledger of the newest step adds up."""
+    """Return whether the ledger of the newest step adds up."""
     rows = rows_of(folder)
     return not rows or adds_up(json.loads(rows[-1]))
 
 
 def check(record: RunRecord) -> tuple[int, int, int]:
-    """Steps, those whose ledger does not add up, and the largest age of a token."""
+    """Return the steps, how many have a ledger that does not add up, and the largest age of a token."""
     rows = record.steps()
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "steps are missing, or there twice"
     return len(rows), sum(not adds_up(row) for row in rows), max(row.get("staleness_max", 0) for row in rows)
 
 
 def undisturbed(folder: Path, nodes: Nodes, seed: int, step: int, minutes: float) -> dict[int, Any]:
-    """The evaluations by step of a run that is left alone, up to a step or for so many minutes; prints what
-    becomes of its memory."""
+    """Run undisturbed up to a step or for `minutes`, print the growth of memory, and return the evaluations
+    by step."""
     driver = Driver(folder, nodes.address, seed, "--until", str(step))
     memory, began = Memory(), time.monotonic()
     while driver.process.poll() is None and (second := time.monotonic() - began) < 60 * minutes:
@@ -294,7 +294,7 @@ def undisturbed(folder: Path, nodes: Nodes, seed: int, step: int, minutes: float
 
 
 def rewinds_of(folder: Path) -> Iterator[int]:
-    """Steps lost, each time that the run went back to a checkpoint."""
+    """Yield the steps lost at each return to a checkpoint."""
     file = folder / "lost.jsonl"
     for line in file.read_text().splitlines() if file.exists() else []:
         row = json.loads(line)
@@ -320,7 +320,7 @@ def main() -> None:
 
 
 def report(folder: Path, nodes: Nodes, options: argparse.Namespace) -> None:
-    """Make the runs, and print what became of them."""
+    """Make the runs and print the comparison."""
     outcome = disturbed(folder / "disturbed", nodes, options)
     record = RunRecord.read(folder / "disturbed")
     n_steps, wrong, oldest = check(record)
@@ -341,7 +341,7 @@ def report(folder: Path, nodes: Nodes, options: argparse.Namespace) -> None:
 
 
 def compare(found: Mapping[int, Any], like: Mapping[int, Any], other: Mapping[int, Any]) -> None:
-    """Pass rates at the steps that all have, and how far apart the first two are at the last of these."""
+    """Print pass rates at the steps that all have, and how far apart the first two runs are."""
     steps = sorted(found.keys() & like.keys() & other.keys() - {0})
     if not steps:
         print("no evaluation after step 0 that all runs have")
@@ -354,7 +354,7 @@ def compare(found: Mapping[int, Any], like: Mapping[int, Any], other: Mapping[in
     error = (2 * last.pass_rate * (1 - last.pass_rate) / (last.n_prompts * last.n_samples)) ** 0.5
     spread = float(
         np.sqrt(np.mean((rates[:, 1] - rates[:, 2]) ** 2) / 2)
-    )  # of two: half the squared difference
+    )  # the variance of two values is half their squared difference
     apart, mean = rates[-1, 0] - rates[-1, 1], float(np.mean(rates[:, 0] - rates[:, 1]))
     print(f"disturbed less alone: {apart:+.4f} at step {last.step}, {mean:+.4f} on average")
     print(f"in standard errors of completions ({error:.4f}): {apart / error:+.1f} at that step")

@@ -36,7 +36,7 @@ from simulation import noise
 
 @dataclass(frozen=True)
 class Setting:
-    """What the runs of one group share: evaluations in units of C_mid, and their noise."""
+    """What the runs of one group share: compute of the evaluations in units of C_mid, and their noise."""
 
     ratio_N: np.ndarray
     sd: float
@@ -54,7 +54,7 @@ class Group:
 
 
 def draw_group(rng: np.random.Generator, scale: float) -> Group:
-    """A recipe, its seed sd (`scale` times the prior's), and how its runs are evaluated."""
+    """Draw a recipe, its seed sd (`scale` times the prior's), and how its runs are evaluated."""
     family = FAMILIES[1] if rng.random() < 0.2 else LOG_LOGISTIC
     r0 = float(rng.uniform(0.25, 0.40))
     curve = Curve(family, r0 + float(rng.uniform(0.2, 0.42)), float(rng.uniform(1.2, 2.4)), 3000.0, r0)
@@ -70,7 +70,7 @@ def draw_group(rng: np.random.Generator, scale: float) -> Group:
 
 
 def run(group: Group, curve: Curve, rng: np.random.Generator) -> Fit | None:
-    """One run of `curve` with a seed of its own, fitted; None where there was nothing to fit."""
+    """Simulate and fit one run of `curve` with its own seed effect; None if it cannot be fitted."""
     setting = group.setting
     A, log_b, log_mid = group.tau_3 * rng.standard_normal(3)
     own = replace(
@@ -81,7 +81,7 @@ def run(group: Group, curve: Curve, rng: np.random.Generator) -> Fit | None:
     )
     compute_N = group.curve.C_mid * setting.ratio_N
     noise_N = noise(len(compute_N), setting.sd, setting.phi, rng)
-    # The sampling noise of an evaluation is known in half of the groups, and is part of the whole.
+    # In half of the groups the sampling noise of an evaluation, a part of its noise, is known.
     known = 0.6 * setting.sd if setting.known else None
     try:
         return fit(Points.from_arrays(compute_N, np.clip(own(compute_N) + noise_N, 0, 1), noise_sd=known))
@@ -95,15 +95,15 @@ NOTHING = ("not significant", "inconclusive")
 
 
 def slower(curve: Curve, rng: np.random.Generator) -> Curve:
-    """A curve to the same ceiling at two speeds, of which the first has the B and the C_mid of `curve`."""
+    """Return a curve of two speeds to the same ceiling; its first part has the B and C_mid of `curve`."""
     early, later, slow = rng.uniform(0.4, 0.8), rng.uniform(4, 20), rng.uniform(0.6, 1)
     family = TwoSpeeds("slower", "slower", early, curve.B * math.log(later), slow / curve.B)
-    # A family's C_mid is at half of the whole gain; u at which the first part has half of its own is -_shift.
+    # A family's C_mid is at half of the whole gain; the first part has half of its own gain at u = -_shift.
     return replace(curve, family=family, C_mid=curve.C_mid * math.exp(family._shift / curve.B))
 
 
 def compared(base: list[Fit], recipe: list[Fit]) -> Pair:
-    """The comparison of two sets of runs."""
+    """Return the comparison of two sets of runs."""
     (pair,) = compare({"base": base, "recipe": recipe}).pairs
     return pair
 
@@ -111,7 +111,7 @@ def compared(base: list[Fit], recipe: list[Fit]) -> Pair:
 def study(
     group: Group, runs: int, pairs: int, rng: np.random.Generator, variants: bool
 ) -> dict[str, list[Pair]]:
-    """All comparisons of one group: its runs among themselves, and with the runs of its variants."""
+    """Return all comparisons of one group: of its runs with one another, and with runs of its variants."""
 
     def fitted(curve: Curve, n: int, group: Group = group) -> list[Fit]:
         return [result for result in (run(group, curve, rng) for _ in range(n)) if result is not None]
@@ -148,7 +148,7 @@ def _at_most(p: float | None, alpha: float) -> bool:
 
 
 def line(title: str, pairs: list[Pair], group_P: np.ndarray) -> str:
-    """Shares of the pairs with a standard error over groups, and below them those of every verdict."""
+    """Return shares of the pairs, with a standard error over groups, and below them that of every verdict."""
     claims = [tuple(pair.claims.values()) for pair in pairs]
     made = np.array([[c.verdict not in NOTHING for c in of_pair] for of_pair in claims])
     raw = np.array([[_at_most(c.p, 0.05) for c in of_pair] for of_pair in claims])
@@ -167,7 +167,7 @@ def line(title: str, pairs: list[Pair], group_P: np.ndarray) -> str:
 
 
 def table(scale: float, groups: int, runs: int, pairs: int, seed: int, variants: bool) -> list[str]:
-    """The lines for seed effects of `scale` times the prior."""
+    """Return the lines for seed effects of `scale` times the prior."""
     claims: dict[str, list[Pair]] = {}
     group_of: dict[str, list[int]] = {}
     for g in range(groups):

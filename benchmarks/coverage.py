@@ -52,14 +52,14 @@ from simulation import FRACTIONS, Simulated
 
 Interval = tuple[float, float]
 RIVALS = (fit_last_value, fit_power_law, fit_log_linear)
-_FALSE_ALARMS = 0.04  # of what is suspected in one-phase runs, reported or not
-_ROUNDING, _LEAST_RUNS = 1e-9, 10  # a ceiling of 1 may be the end of its interval; runs that judge a cell
+_FALSE_ALARMS = 0.04  # share of one-phase runs suspected, reported or not
+_ROUNDING, _LEAST_RUNS = 1e-9, 10  # a ceiling of 1 may end its interval; runs to judge a cell
 RIVAL_NAMES = ("LS", "last", "power", "loglin")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run, fitted at one fraction, held against its truth."""
+    """One run, fitted at one fraction and compared with its truth."""
 
     curve: bool
     evaluation: bool
@@ -69,24 +69,24 @@ class Outcome:
     rivals: tuple[float, ...]
     identified: bool
     A: bool | None
-    """Whether an identified ceiling is held; None where there is none, or none is the truth."""
+    """Whether the interval of an identified ceiling holds; None if not identified or the truth has none."""
     misfit: bool
     suspected: bool
     seen: bool
     tells: float
-    """The probability with which who knows the curves tells the change; 0 where none is seen."""
+    """Probability that a test with known curves detects the change; 0 if there is none to see."""
     calls: tuple[bool, ...]
     """Whether each call of go or no-go was right."""
     oracle: tuple[bool, bool, float] | None
 
     @property
     def told(self) -> bool:
-        """Whether the run was reported as a misfit or suspected of one, or its curve held."""
+        """Whether the run was reported as a misfit or suspected of one, or the curve's interval held."""
         return self.misfit or self.suspected or self.curve
 
 
 def outcome(run: Simulated, points: Points, known: tuple[Family, float] | None) -> Outcome | None:
-    """Fit, and look at the end of the run; None where there is no answer."""
+    """Fit `points` and judge the forecast at the end of the run; None if there is no answer."""
     try:
         result = fit(points)
     except CannotAnswerError:
@@ -121,10 +121,10 @@ def outcome(run: Simulated, points: Points, known: tuple[Family, float] | None) 
 
 
 def power(run: Simulated, points: Points) -> float:
-    """The power of the likelihood ratio of two known curves: the run's, and the nearest of a single rise.
+    """Return the power of the likelihood ratio of two known curves: the run's and the nearest single rise.
 
-    At the rate of false alarms of `_FALSE_ALARMS`. The mean of the ratio differs between the two by d^2, with
-    d^2 = r' K^-1 r / sd^2 of the difference r and the correlation K of the noise, and its sd is d.
+    The rate of false alarms is `_FALSE_ALARMS`. Between the two the mean of the log ratio differs by d^2 =
+    r' K^-1 r / sd^2, with r the difference of the curves and K the correlation of the noise; its sd is d.
     """
     from scalerl.curve.least_squares import least_squares
     from scalerl.curve.sample import make_sample
@@ -135,15 +135,15 @@ def power(run: Simulated, points: Points) -> float:
     nearest = min((least_squares(sample, family) for family in families), key=lambda found: found.rss)
     r_N = mean_N - nearest.curve(points.compute_N)
     correlation_NN = run.phi ** np.abs(index_N[:, None] - index_N)
-    if points.compute_N[0] == 0:  # before training the noise is independent of the rest
+    if points.compute_N[0] == 0:  # noise before training is independent of the rest
         correlation_NN[0, 1:] = correlation_NN[1:, 0] = 0.0
     d = math.sqrt(r_N @ np.linalg.solve(correlation_NN, r_N)) / run.sd
     return NormalDist().cdf(d - NormalDist().inv_cdf(1 - _FALSE_ALARMS))
 
 
 def oracle(run: Simulated, points: Points, known: tuple[Family, float]) -> tuple[bool, bool, float]:
-    """What the posterior covers at the end that is given the family and the correlation, and its width."""
-    # Names inside of the model, which may move: the table without --oracle needs none of them.
+    """Return coverage of curve and evaluation at the end, and the width, given family and correlation."""
+    # These are internals of the model, which may move; without --oracle the table does not need them.
     from scalerl.curve.least_squares import least_squares
     from scalerl.curve.posterior import posterior
     from scalerl.curve.prior import FLAT, SD_RANGE, NoiseModel
@@ -151,7 +151,7 @@ def oracle(run: Simulated, points: Points, known: tuple[Family, float]) -> tuple
     from scalerl.quantiles import noisy_quantiles, tails, weighted_quantiles
 
     (family, phi), at_Q, sample = known, tails(0.95), make_sample(points, None)
-    # Without a prior of the noise sd, as the truth of the shapes has none.
+    # No prior of the noise sd, as the shapes are drawn without one.
     known_noise = replace(FLAT, noise=(NoiseModel(phi, 0.0),))
     post = posterior(sample, SD_RANGE[0], [least_squares(sample, family)], known_noise)
     value = post.curve_at(float(run.compute_N[-1]))
@@ -166,7 +166,7 @@ def _holds(interval: Interval, value: float) -> bool:
 
 
 def runs_of(task: tuple[str, int, float], runs: int, seed: int, with_oracle: bool) -> list[Outcome | None]:
-    """All runs of one cell of the table; a run is the same whatever else is asked for."""
+    """Return the outcomes of one cell of the table; its runs do not depend on the other cells."""
     group, place, fraction = task
     shape = GROUPS[group][place]
     key, outcomes = [seed, zlib.crc32(shape.name.encode()), round(100 * fraction)], []
@@ -190,11 +190,11 @@ class Cell:
 
     @property
     def answered(self) -> list[Outcome]:
-        """The runs of which a forecast was made."""
+        """The outcomes of the runs with a forecast."""
         return [one for one in self.outcomes if one is not None]
 
     def row(self) -> str:
-        """One line of the table."""
+        """Return one line of the table."""
         of, n = self.answered, len(self.outcomes)
         seen, found = [o for o in of if o.seen], [o.oracle for o in of if o.oracle]
         calls = [call for o in of for call in o.calls]
@@ -244,17 +244,17 @@ def _median(values: Sequence[float], digits: int) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """A share asked of every cell of some groups; `held` is None for a run that does not count."""
+    """A share required of every cell of some groups; `held` is None for a run that does not count."""
 
     what: str
     groups: tuple[str, ...]
     held: Callable[[Outcome], bool | None]
     least: float
     oracle: int | None = None
-    """The place in `Outcome.oracle` of what is asked for less .02 where that is less."""
+    """Index in `Outcome.oracle` of the share that, less .02, is required instead if it is less."""
 
     def report(self, cells: Sequence[Cell]) -> None:
-        """Print in how many cells it holds, and where it does not."""
+        """Print in how many cells the share is reached, and where it is not."""
         missed, looked, pooled = [], 0, []
         for cell in cells:
             held = [h for o in cell.answered if (h := self.held(o)) is not None]
@@ -335,7 +335,7 @@ def main() -> None:
     parser.add_argument("--oracle", action="store_true", help="beside it who knows family and correlation")
     args, start = parser.parse_args(), time.perf_counter()
     tasks = [(g, i, at) for g in args.shapes for i in range(len(GROUPS[g])) for at in FRACTIONS]
-    # A process that is spawned reads these before it imports numpy: a thread each.
+    # Spawned processes read these before they import numpy: one thread each.
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     work = partial(runs_of, runs=args.runs, seed=args.seed, with_oracle=args.oracle)
     cells = []

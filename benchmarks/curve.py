@@ -47,7 +47,7 @@ BOX = np.array([[0.0, 0.0, np.log(0.05), 0.0], [1.0, 1.0, np.log(20.0), 0.0]])
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table; `met` is None where nothing is asked."""
+    """A line of the table; `met` is None if nothing is required."""
 
     what: str
     ours: str
@@ -58,7 +58,7 @@ class Row:
 
 
 def cpu(work: Callable[[], Any], repeats: int = 7) -> float:
-    """Median CPU seconds of a call, after one to warm up."""
+    """Return the median CPU seconds of a call, after one warm-up call."""
     work()
     times = []
     for _ in range(repeats):
@@ -69,24 +69,24 @@ def cpu(work: Callable[[], Any], repeats: int = 7) -> float:
 
 
 def run(rng: np.random.Generator, n: int = 50, end: float = 8000.0, sd: float = 0.005) -> Points:
-    """A run of the paper's kind: step 0 and n - 1 evaluations to `end` GPU-hours."""
+    """Return a run like the paper's: step 0 and n - 1 evaluations up to `end` GPU-hours."""
     compute_N = np.linspace(0, end, n)
     return Points.from_arrays(compute_N, np.clip(TRUTH(compute_N) + rng.normal(0, sd, n), 0, 1))
 
 
 def ours(points: Points) -> float:
-    """Our fit; its sum of squares."""
+    """Return the sum of squares of our fit."""
     return least_squares(make_sample(points, None), LOG_LOGISTIC).rss
 
 
 def model(compute_N: np.ndarray, R_0: float, gain: float, log_b: float, log_mid: float) -> np.ndarray:
-    """The log-logistic curve as curve_fit wants it; with `gain` in [0, 1] it rises, to 1 at most."""
+    """Return the log-logistic curve as curve_fit wants it; `gain` in [0, 1] makes it rise, to 1 at most."""
     with np.errstate(divide="ignore", over="ignore"):
         return R_0 + gain * (1 - R_0) / (1 + np.exp(-np.exp(log_b) * (np.log(compute_N) - log_mid)))
 
 
 def box(points: Points) -> np.ndarray:
-    """Bounds (2, 4): those of our fit."""
+    """Return the bounds of our fit, (2, 4)."""
     positive_N = points.compute_N[points.compute_N > 0]
     bounds = BOX.copy()
     bounds[:, 3] = np.log(positive_N.min() / 100), np.log(positive_N.max() * 100)
@@ -94,7 +94,7 @@ def box(points: Points) -> np.ndarray:
 
 
 def scipy_once(curve_fit: Any, points: Points, start: np.ndarray, bounds: np.ndarray) -> float:
-    """One bounded curve_fit; the sum of squares, infinite where it gives up."""
+    """Return the sum of squares of one bounded curve_fit; infinite if it gives up."""
     try:
         theta, _ = curve_fit(model, points.compute_N, points.pass_rate_N, p0=start, bounds=bounds)
     except RuntimeError:
@@ -103,7 +103,7 @@ def scipy_once(curve_fit: Any, points: Points, start: np.ndarray, bounds: np.nda
 
 
 def scipy_many(curve_fit: Any, points: Points, rng: np.random.Generator, starts: int = 20) -> float:
-    """The best of `starts` from all over the range of the data."""
+    """Return the least sum of squares from `starts` starts spread over the range of the data."""
     bounds = box(points)
     positive_N = points.compute_N[points.compute_N > 0]
     best = np.inf
@@ -115,14 +115,14 @@ def scipy_many(curve_fit: Any, points: Points, rng: np.random.Generator, starts:
 
 
 def plain_start(points: Points) -> np.ndarray:
-    """What one would guess by eye."""
+    """Return the start that one would guess by eye."""
     middle = np.log(np.median(points.compute_N[points.compute_N > 0]))
     low, high = points.pass_rate_N.min(), points.pass_rate_N.max()
     return np.array([low, (high - low) / (1 - low), np.log(1.5), middle])
 
 
 def paper_cells(curve_fit: Any, points: Points, rng: np.random.Generator, cells: int = 300) -> float:
-    """CPU seconds of the paper's search with curve_fit, scaled from a sample of its 71 x 100 cells."""
+    """Return CPU seconds of the paper's search with curve_fit, scaled from a sample of its 71 x 100 cells."""
     c_mids, y_N, compute_N = np.linspace(100, 4000, 100), points.pass_rate_N[1:], points.compute_N[1:]
     start = time.process_time()
     for _ in range(cells):
@@ -139,7 +139,7 @@ def paper_cells(curve_fit: Any, points: Points, rng: np.random.Generator, cells:
 
 
 def at_least(what: str, mine: float, theirs: float, asked: float, against: str) -> Row:
-    """A row on how many times faster we are."""
+    """Return a row on how many times faster we are."""
     ratio = theirs / mine
     return Row(
         what, clock(mine), f"{clock(theirs)} {against}", f"{ratio:,.0f}x", f">= {asked:,.0f}x", ratio >= asked
@@ -147,7 +147,7 @@ def at_least(what: str, mine: float, theirs: float, asked: float, against: str) 
 
 
 def at_most(what: str, mine: float, theirs: float, asked: float, against: str) -> Row:
-    """A row on how many times as long we may take."""
+    """Return a row on how many times as long we may take."""
     ratio = mine / theirs
     return Row(
         what, clock(mine), f"{clock(theirs)} {against}", f"{ratio:.2f}", f"<= {asked:g}", ratio <= asked
@@ -155,7 +155,7 @@ def at_most(what: str, mine: float, theirs: float, asked: float, against: str) -
 
 
 def clock(seconds: float) -> str:
-    """Seconds in a unit that reads well."""
+    """Return seconds as text in a suitable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -163,7 +163,7 @@ def clock(seconds: float) -> str:
 
 
 def section_a(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
-    """One fit, and a batch, against the paper's search."""
+    """Compare one fit, and a batch, with the paper's search."""
     runs = [run(rng) for _ in range(100)]
     theirs = paper_cells(curve_fit, runs[0], rng)
     single = cpu(lambda: [ours(points) for points in runs]) / len(runs)
@@ -178,12 +178,12 @@ def section_a(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
 
 
 def fit_batch(runs: list[Points]) -> None:
-    """Many runs of the default fit in one call."""
+    """Fit many runs by least squares in one call."""
     least_squares_many([make_sample(points, None) for points in runs], LOG_LOGISTIC)
 
 
 def section_b(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
-    """One fit against twenty starts."""
+    """Compare one fit with twenty starts."""
     runs = [run(rng) for _ in range(20)]
     theirs = cpu(lambda: scipy_many(curve_fit, runs[0], rng), repeats=5)
     mine = cpu(lambda: [ours(points) for points in runs]) / len(runs)
@@ -191,7 +191,7 @@ def section_b(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
 
 
 def draw(rng: np.random.Generator) -> Points:
-    """A data set, easy or hard: everything about it is drawn."""
+    """Draw a data set, easy or hard: everything about it is random."""
     A = rng.uniform(0.3, 1.0)
     truth = Curve(
         LOG_LOGISTIC, A, np.exp(rng.uniform(np.log(0.3), np.log(6))), 1000.0, rng.uniform(0, 0.8) * A
@@ -207,9 +207,9 @@ def draw(rng: np.random.Generator) -> Points:
 
 
 def section_c(curve_fit: Any, rng: np.random.Generator, sets: int) -> list[Row]:
-    """The least squared error on random data sets, against the best of twenty starts and the paper's grid."""
+    """Compare squared errors on random data sets with the best of twenty starts and of the paper's grid."""
     excess = []
-    for points in [draw(rng) for _ in range(sets)]:  # drawn first: the same sets, whatever the fits draw
+    for points in [draw(rng) for _ in range(sets)]:  # drawn first: the same sets whatever fits draw
         best = scipy_many(curve_fit, points, rng)
         with_0 = (points.compute_N == 0).any()
         if with_0 and points.pass_rate_N[0] < PAPER_CEILINGS[-1]:
@@ -232,7 +232,7 @@ def section_c(curve_fit: Any, rng: np.random.Generator, sets: int) -> list[Row]:
 
 
 def bootstrap(points: Points, rng: np.random.Generator, count: int, phi: float = 0.4) -> list[Points]:
-    """Data sets about the fitted curve with AR(1) noise of the residuals' size."""
+    """Return data sets about the fitted curve with AR(1) noise of the size of the residuals."""
     best = least_squares(make_sample(points, None), LOG_LOGISTIC)
     n = len(points)
     noise = ar1(rng.normal(0, np.sqrt(best.rss / (n - 4)), (count, n)), phi)
@@ -241,7 +241,7 @@ def bootstrap(points: Points, rng: np.random.Generator, count: int, phi: float =
 
 
 def section_d(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
-    """A thousand bootstrap refits against two hundred single starts, from the right place."""
+    """Compare a thousand bootstrap refits with two hundred single starts from the truth."""
     points = run(rng)
     gain = (TRUTH.A - TRUTH.R_0) / (1 - TRUTH.R_0)
     start = np.array([TRUTH.R_0, gain, np.log(TRUTH.B), np.log(TRUTH.C_mid)])
@@ -252,7 +252,7 @@ def section_d(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
 
 
 def section_e(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
-    """The whole answer, families averaged, against twenty single starts."""
+    """Compare the whole answer, families averaged, with twenty single starts."""
     points = run(rng)
     start, bounds = plain_start(points), box(points)
     theirs = cpu(lambda: [scipy_once(curve_fit, points, start, bounds) for _ in range(20)])
@@ -261,7 +261,7 @@ def section_e(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
 
 
 def section_f(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
-    """The command from start to exit, against importing numpy."""
+    """Compare the command, from start to exit, with importing numpy."""
     points = run(rng)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.csv"
@@ -274,7 +274,7 @@ def section_f(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
 
 
 def child(command: list[str]) -> float:
-    """User and system seconds of a process."""
+    """Return the user plus system seconds of a process."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -284,7 +284,7 @@ def child(command: list[str]) -> float:
 
 
 def section_g(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
-    """Long runs and many runs: time and peak memory."""
+    """Measure time and peak memory of long runs and of many runs."""
     sizes = (1_000, 10_000, 100_000, 1_000_000)
     runs = [run(rng, n) for n in sizes]
     cost = [measure(lambda p=points: fit(p)) for points in runs]
@@ -314,7 +314,7 @@ def section_g(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
 
 
 def measure(work: Callable[[], Any]) -> tuple[float, float]:
-    """CPU seconds and peak bytes of a call."""
+    """Return CPU seconds and peak bytes of a call."""
     seconds = cpu(work, repeats=3)
     tracemalloc.start()
     work()
@@ -336,7 +336,7 @@ def main() -> None:
         curve_fit = importlib.import_module("scipy.optimize").curve_fit
     except ModuleNotFoundError:
         raise SystemExit("this compares with SciPy: pip install 'scalerl[bench]'") from None
-    warnings.simplefilter("ignore")  # curve_fit's, on covariances that nobody reads here
+    warnings.simplefilter("ignore")  # curve_fit's, on covariances that are not used here
     scipy = importlib.import_module("scipy").__version__
     print(f"Python {sys.version.split()[0]}, numpy {np.__version__}, SciPy {scipy}, CPU time, one thread")
     for name in args.only.split(","):

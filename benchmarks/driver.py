@@ -60,7 +60,7 @@ class RolloutWorker:
 
 
 def rollouts_of(n: int, tokens: int) -> list[Rollout]:
-    """Completions of `tokens` tokens each, in groups."""
+    """Return `n` completions of `tokens` tokens each, in groups of `SAMPLES`."""
     rng = np.random.default_rng(0)
     return [
         Rollout(
@@ -81,7 +81,7 @@ def rollouts_of(n: int, tokens: int) -> list[Rollout]:
 
 
 def seconds(work: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
-    """CPU seconds of `work`, the least of a few, and what it returns."""
+    """Return the CPU seconds of `work`, the least of `repeats`, and its result."""
     least, value = np.inf, None
     for _ in range(repeats):
         started = time.process_time()
@@ -91,7 +91,7 @@ def seconds(work: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
 
 
 class _Queue:
-    """What `step_row` asks the pipeline for."""
+    """Stands in for the pipeline in `step_row`."""
 
     pool_left = 0
 
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def on_ray() -> None:
-    """What the driver does through Ray."""
+    """Time what the driver does through Ray, and print the tables."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     import torch
@@ -157,7 +157,7 @@ def on_ray() -> None:
 
     class Receiver:
         def take(self, *values: Any) -> None:
-            """An answer to anything."""
+            """Accept anything and return at once."""
 
         def receive(self, seconds: float) -> None:
             time.sleep(600)
@@ -211,7 +211,7 @@ def on_ray() -> None:
 
 
 def listen_to(actor: Any, n: int) -> float:
-    """CPU seconds of a poll of `RolloutPool` at `n` generators that say nothing."""
+    """Return the CPU seconds of a poll of `RolloutPool` over `n` silent generators."""
     from scalerl.rl.placement.rollouts import RolloutPool, RolloutWorker
     from scalerl.rl.workers.pool import WorkerPool
     from scalerl.rl.workers.ray.backend import RayActors
@@ -232,7 +232,7 @@ def listen_to(actor: Any, n: int) -> float:
 
 
 def collect(taken: list[Rollout]) -> list[Any]:
-    """As the pipeline does."""
+    """Collect completions into groups as the pipeline does."""
     pool = PromptPool([r.prompt for r in taken[::SAMPLES]], NoPositiveResampling(), seed=0)
     groups = []
     for i in range(0, len(taken), SAMPLES):
@@ -244,7 +244,7 @@ def collect(taken: list[Rollout]) -> list[Any]:
 
 
 def place(workers: list[RolloutWorker], i: int) -> None:
-    """As `LocalGenerator` does."""
+    """Admit group `i` as `LocalGenerator` does."""
     min(workers, key=lambda worker: len(worker.in_flight)).in_flight[i] = None
 
 

@@ -49,7 +49,7 @@ OF_STEP = (
     "pool",
 )
 AXES = {"staleness_time": "gpu_hours", "size": "flops"}
-"""Of studies that are judged on another axis than that of their budgets, too."""
+"""Additional axis of studies that are judged on another axis besides that of their budgets."""
 
 
 def keep(folder: Path) -> Path:
@@ -86,7 +86,7 @@ def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
 
 
 def _bare(forecast: dict) -> dict:
-    """Without its band, which is drawn only."""
+    """Return a forecast without its band, which is used only for drawing."""
     return {key: value for key, value in forecast.items() if key != "curve"}
 
 
@@ -96,13 +96,13 @@ def _add_rows(archive: tarfile.TarFile, name: str, rows: Sequence[dict]) -> None
 
 def _add_text(archive: tarfile.TarFile, name: str, text: str) -> None:
     data = text.encode()
-    info = tarfile.TarInfo(name)  # no owner, no time: the same study is the same archive
+    info = tarfile.TarInfo(name)  # no owner and no time: a study always gives the same archive
     info.size = len(data)
     archive.addfile(info, io.BytesIO(data))
 
 
 def kept(names: Sequence[str]) -> Iterator[StudyRecord]:
-    """The studies of these names, unpacked for as long as each is looked at; all without any."""
+    """Yield the studies of these names, or all; each is unpacked only until the next."""
     for name in names or sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz")):
         with tempfile.TemporaryDirectory() as folder, tarfile.open(HERE / f"{name}.tar.xz") as archive:
             archive.extractall(folder, filter="data")
@@ -110,7 +110,7 @@ def kept(names: Sequence[str]) -> Iterator[StudyRecord]:
 
 
 def print_run(name: str) -> None:
-    """Print, for every evaluation of a kept run with tools, the pass rate and who called a tool."""
+    """Print, for every evaluation of a kept run with tools, the pass rate and the shares that call a tool."""
     with tempfile.TemporaryDirectory() as folder, tarfile.open(RUNS / f"{name}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
         run = RunRecord.read(Path(folder) / "run")
@@ -134,7 +134,7 @@ def print_run(name: str) -> None:
 
 
 def _is_sound(call: str) -> bool:
-    """Whether a call is JSON with arguments, which a tool can take."""
+    """Return whether a call is JSON with arguments that a tool can take."""
     try:
         return isinstance(json.loads(call).get("arguments"), dict)
     except (ValueError, AttributeError):
@@ -143,7 +143,7 @@ def _is_sound(call: str) -> bool:
 
 @dataclass(frozen=True)
 class WithSiblings:
-    """A forecast of a run's end from its first part: alone, and with what its siblings say."""
+    """A forecast of a run's end from its first part: alone, and with a prior from its siblings."""
 
     share: float
     measured: float
@@ -152,7 +152,7 @@ class WithSiblings:
 
 
 def with_siblings(verdict: StudyVerdict, share: float) -> Iterator[WithSiblings]:
-    """Of every finished run that has enough siblings."""
+    """Yield the forecasts of every finished run that has enough siblings."""
     fits = [(run.run.plan, run.fit) for arm in verdict.arms for run in arm.runs if run.fit]
     for plan, whole in fits:
         siblings: list[Fit] = [f for other, f in fits if other.arm != plan.arm and other.seed != plan.seed]
@@ -174,7 +174,7 @@ def with_siblings(verdict: StudyVerdict, share: float) -> Iterator[WithSiblings]
 
 
 def print_siblings(found: Sequence[WithSiblings]) -> None:
-    """A row for every share."""
+    """Print the table, by share, alone and with siblings."""
     print("\n| made at | forecasts | | inside | width | interval score | rms error |")
     print("|---|---|---|---|---|---|---|")
     for share in sorted({one.share for one in found}):
@@ -193,7 +193,7 @@ def print_siblings(found: Sequence[WithSiblings]) -> None:
 
 
 def print_study(verdict: StudyVerdict) -> None:
-    """Its tables, what it cannot tell, and of every arm the prompts left and the time per update."""
+    """Print a study's tables and cautions, and every arm's prompts left and time per update."""
     tables = {table.name: table for table in study_tables(verdict)}
     print(f"\n# {verdict.study.plan['name']}, by {verdict.axis}\n")
     for name in ("verdict", "measured", "forecast_scores", "stability"):

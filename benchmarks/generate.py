@@ -78,16 +78,16 @@ PARTS = {
     "submit": "tokenising, and keys of the random numbers",
     "_finish": "making rollouts",
 }
-"""Functions whose time, with all that they call, goes to one line of the table; of `_pass`, which calls the C
-kernels, only its own."""
+"""Functions, and the part of the report that their time counts towards: cumulative time, except for `_pass`,
+which calls the C kernels and counts only its own."""
 
 Call = Callable[[], int]
-"""Does a job and returns how many tokens were sampled."""
+"""Does a job and returns the number of sampled tokens."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Prompts, of which each is sampled `n_samples` times to `new` tokens, or until `end`."""
+    """Prompts, each sampled `n_samples` times up to `new` tokens or until `end`."""
 
     name: str
     prompts: list[Prompt]
@@ -99,7 +99,7 @@ class Job:
 
 def make_ours(model: Any, tokenizer: Any, job: Job, fused: bool) -> Call:
     marker = Marker((VOCABULARY.index(END_OF_THINKING),))
-    end = -1 if job.end is None else job.end  # no token is -1
+    end = -1 if job.end is None else job.end  # -1 is no token
     sampling = Sampling(1.0, True, 0, LONGEST_PROMPT, LengthRule(job.new, 0, marker), end)
     generator = TorchGenerator(model, tokenizer, sampling, job.rows)
     if not fused:
@@ -143,7 +143,7 @@ def make_theirs(model: Any, tokenizer: Any, job: Job, **cache: Any) -> Call:
 
 
 def make_products(model: Any, tokenizer: Any, job: Job, sampled: int) -> Call:
-    """The bare matrix products of a job of `sampled` tokens."""
+    """Return a call that does only the matrix products of a job of `sampled` tokens."""
     config = model.config
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -152,7 +152,7 @@ def make_products(model: Any, tokenizer: Any, job: Job, sampled: int) -> Call:
     matrices = [torch.randn(n, k).t() for k, n in [*shapes, (hidden, config.vocab_size)]]
     texts = [prompt.text for prompt in job.prompts]
     prompts = sum(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]))
-    first = len(texts) * job.n_samples  # tokens that the prompts' own pass gives
+    first = len(texts) * job.n_samples  # tokens sampled from the prompts' own pass
     passes = [min(MOST_TOKENS, prompts - start) for start in range(0, prompts, MOST_TOKENS)]
     passes += [job.rows] * round((sampled - first) / job.rows)
     room = {m: [(torch.randn(m, len(w)), torch.empty(m, w.shape[1])) for w in matrices] for m in set(passes)}
@@ -168,7 +168,7 @@ def make_products(model: Any, tokenizer: Any, job: Job, sampled: int) -> Call:
 
 
 def measure(calls: dict[str, Call], clock: Callable[[], float], repeats: int) -> dict[str, list[float]]:
-    """Tokens per second of each call, `repeats` times, taking turns, after one turn to warm up."""
+    """Return tokens per second of each call; calls take turns, `repeats` times after a warm-up turn."""
     rates: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(repeats + 1):
         for name, call in calls.items():
@@ -180,7 +180,7 @@ def measure(calls: dict[str, Call], clock: Callable[[], float], repeats: int) ->
 
 
 def shares(call: Call, repeats: int) -> dict[str, float]:
-    """Share of the time of a call that each part takes, profiled (profiling itself takes some)."""
+    """Return each part's share of the time of a call, as profiled (profiling itself takes time)."""
     profile = cProfile.Profile()
     for _ in range(repeats):
         profile.runcall(call)

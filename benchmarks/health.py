@@ -41,7 +41,7 @@ Change = Callable[[Weights, int], Weights]
 def run(
     name: str, recipe: Recipe, n_steps: int, generator: Recipe | None = None, change: Change | None = None
 ) -> None:
-    """Print the row of one fault: the recipe that the generator follows, or what its weights become."""
+    """Print the row of one fault: the generator's own recipe, or a change to its weights."""
     learner = load_learner(recipe, recipe.model)
     sampler = load_generator(generator or recipe, recipe.model, recipe.seed, recipe.decode_slots)
     update = sampler.update

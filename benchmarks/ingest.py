@@ -37,12 +37,12 @@ NAMES = (
     *(f"rollout/host_{n}/queue" for n in range(22)),
 )
 KINDS = 997
-"""Different rows, which come again with other steps."""
+"""Number of distinct rows, which repeat with other steps."""
 _BLOCK = 32 * 1024
 
 
 def bodies() -> list[dict[str, float]]:
-    """Rows without their steps."""
+    """Return the distinct rows, without steps."""
     draw = random.Random(0)
     rows = []
     for n in range(KINDS):
@@ -53,7 +53,7 @@ def bodies() -> list[dict[str, float]]:
 
 
 def jsonl(path: Path, size: float) -> int:
-    """verl's file logger."""
+    """Write a log as verl's file logger does; return its number of rows."""
     texts = [json.dumps(row).encode() for row in bodies()]
     with path.open("wb") as file:
         for n in itertools.count():
@@ -64,7 +64,7 @@ def jsonl(path: Path, size: float) -> int:
 
 
 def csv(path: Path, size: float) -> int:
-    """A chart exported from W&B: of every fourth metric its mean, least and largest value."""
+    """Write a chart exported from W&B: mean, least and largest value of every third metric."""
     names = [PASS_RATE, *NAMES[::3][:19]]
     cells = [[repr(row.get(name, "")).strip("'") for name in names] for row in bodies()]
     texts = [",".join(f'"{cell}","{cell}","{cell}"' for cell in row).encode() for row in cells]
@@ -79,7 +79,7 @@ def csv(path: Path, size: float) -> int:
 
 
 def delimited(number: int, data: bytes) -> bytes:
-    """A field of a message, its length before it."""
+    """Return a length-delimited field of a message."""
     length, size = b"", len(data)
     while size >= 0x80:
         length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
@@ -89,7 +89,7 @@ def delimited(number: int, data: bytes) -> bytes:
 
 
 def wandb_records() -> Iterator[bytes]:
-    """Messages as W&B's library writes them: the run, then its rows."""
+    """Yield messages as W&B's library writes them: the run, then its rows."""
     yield delimited(17, delimited(1, b"large") + delimited(17, b"\x08\x80\xf0\xd3\xaa\x06"))
     texts = []
     for row in bodies():
@@ -102,7 +102,7 @@ def wandb_records() -> Iterator[bytes]:
 
 
 def wandb(path: Path, size: float) -> int:
-    """A run's .wandb file, in blocks and chunks."""
+    """Write a run's .wandb file, in blocks and chunks."""
     with path.open("wb") as file:
         file.write(b":W&B\xe1\xbe\x00")
         at = 7
@@ -124,7 +124,7 @@ def wandb(path: Path, size: float) -> int:
 
 
 def tensorboard(path: Path, size: float) -> int:
-    """An event file, an event a scalar."""
+    """Write an event file with one event per scalar."""
     from scalerl.ingest.formats.tensorboard import _masked_crc
 
     length_crc: dict[int, bytes] = {}
@@ -155,7 +155,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path, float], int]]] = {
 
 
 def imported(source: Path, run: Path) -> tuple[float, float, int]:
-    """Seconds on a processor and peak memory in MiB of an import, and the evaluations it found."""
+    """Return CPU seconds and peak memory in MiB of an import, and the number of evaluations it found."""
     command = [sys.executable, "-m", "scalerl", "ingest", str(source), "-o", str(run), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -44,7 +44,7 @@ RIVALS: dict[str, Rival] = {
     LAST: BANK_RIVALS["random walk"],
 }
 Forecasts = dict[str, tuple[float, float, float]]
-"""Point and both ends of the prediction interval, by method; a method that cannot answer is not there."""
+"""Point and both ends of the prediction interval, by method; methods without an answer are missing."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Learned:
 
     @property
     def first(self) -> np.ndarray:
-        """Whether a size lies in the first half on the log scale, (N,)."""
+        """Whether each size lies in the first half on the log scale, (N,)."""
         return self.size_N <= np.sqrt(self.size_N[0] * self.size_N[-1])
 
 
 def read(folder: Path) -> list[Learned]:
-    """All curves that are neither too short nor constant, by data set and learner."""
+    """Return all curves that are neither too short nor constant, by data set and learner."""
     with (folder / "datasets.csv").open(newline="") as file:
         name = {row["openmlid"]: row["Name"] for row in csv.DictReader(file)}
     splits: dict[tuple[str, str], dict[int, list[float]]] = {}
@@ -97,7 +97,7 @@ def forecasts(curve: Learned) -> Forecasts:
     at_Q = np.array([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     for name, rival in RIVALS.items():
         try:
-            with np.errstate(all="ignore"):  # a curve of SciPy's may leave the floats on its way
+            with np.errstate(all="ignore"):  # SciPy may overflow on its way to a minimum
                 predicted: Predicted = rival(seen, np.array([end]), at_Q)
         except CannotAnswerError:
             continue
@@ -108,7 +108,7 @@ def forecasts(curve: Learned) -> Forecasts:
 
 
 def table(curves: Sequence[Learned], found: Sequence[Forecasts]) -> dict[str, tuple[float, float]]:
-    """Print a row for every method, and return median error and coverage."""
+    """Print a row for every method; return median error and coverage by method."""
     print("| method | answered | inside | width | interval score | median error |\n|---|---|---|---|---|---|")
     figures = {}
     for name in (OURS, *RIVALS):
@@ -143,7 +143,7 @@ def main() -> None:
     every = read(folder)
     drawn = np.random.default_rng(args.seed).permutation(len(every))[: args.curves]
     curves = [every[i] for i in sorted(drawn)]
-    # A process that is spawned reads these before it imports numpy: a thread each.
+    # Spawned processes read these before they import numpy: one thread each.
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         found = list(pool.map(forecasts, curves, chunksize=8))

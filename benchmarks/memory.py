@@ -43,7 +43,7 @@ from scalerl.rl.model.named import model_shape
 
 RECIPES = resources.files("scalerl") / "recipes"
 _NO_MASK = {"full_attention": None}
-"""Without it transformers would read the positions, of which there is no data."""
+"""Without a mask transformers would read the positions, which have no data here."""
 
 
 class Counted(TorchDispatchMode):
@@ -55,7 +55,7 @@ class Counted(TorchDispatchMode):
         self._seen: dict[int, int] = {}
 
     def count(self, tensor: Tensor) -> None:
-        """Count a tensor's storage until it is freed, or anew where it was resized."""
+        """Count a tensor's storage until it is freed; count it again if it was resized."""
         tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
         if tensor.device.type != "meta" and not isinstance(tensor, FakeTensor):
             return
@@ -81,7 +81,7 @@ class Counted(TorchDispatchMode):
 
 
 class _Attention(torch.autograd.Function):
-    """Attention of a fused kernel: keeps its inputs, its result and a float32 a query."""
+    """Attention that keeps what a fused kernel keeps: inputs, result and one float32 per query."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
 
 
 def _float32_product(a: Tensor, b: Tensor) -> Tensor:
-    """Allocate as `torch.mm(a, b, out_dtype=torch.float32)` does, which there is on a GPU alone."""
+    """Allocate as `torch.mm(a, b, out_dtype=torch.float32)` does, which exists only on a GPU."""
     return a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32)
 
 
@@ -113,7 +113,7 @@ def _head_of(model: Any, fp32: bool) -> tuple[Tensor, Tensor | None]:
 
 @contextmanager
 def counted(model: nn.Module) -> Iterator[Counted]:
-    """Count what is allocated within, and the parameters of `model`, as it would be on a GPU."""
+    """Count the parameters of `model` and all allocations inside, as on a GPU."""
     with (
         Counted() as mode,
         patch.object(nn.functional, "scaled_dot_product_attention", _attention),
@@ -140,7 +140,7 @@ def zeros(*shape: int) -> Tensor:
 
 
 def trace_trainer(recipe: Recipe, config: Any) -> int:
-    """Return the peak of a step of two passes of the largest size: forward, loss, backward, gather, AdamW."""
+    """Return the peak bytes of a step of two passes of the largest size, from forward to AdamW."""
     model = empty(config, recipe).train()
     if recipe.learner.activation_checkpointing:
         checkpoint_activations(model)
@@ -150,7 +150,7 @@ def trace_trainer(recipe: Recipe, config: Any) -> int:
 
 
 def trace_rank(recipe: Recipe, config: Any, ranks: int) -> int:
-    """Return the same of one of `ranks` processes that share the model."""
+    """Return the peak bytes of such a step in one of `ranks` processes that shard the model."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
     from transformers import AutoModelForCausalLM
 
@@ -158,7 +158,7 @@ def trace_rank(recipe: Recipe, config: Any, ranks: int) -> int:
     try:
         mesh = init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("data", "tensor"))
         for name in ("data", "tensor"):
-            mesh[name]  # made here, as the mesh reads its own numbers
+            mesh[name]  # created before the fake mode, as the mesh reads its own values
         precision = dtype_of(recipe.precision)
         with FakeTensorMode(), patch.object(dist, "new_group"):
             how: Any = {"dtype": precision, "attn_implementation": "sdpa"}
@@ -176,7 +176,7 @@ def trace_rank(recipe: Recipe, config: Any, ranks: int) -> int:
 
 
 def _then_counted(name: str, mode: Counted) -> Any:
-    """Return a function of FSDP2 that resizes a storage, and then counts it."""
+    """Return FSDP2's function `name`, which resizes a storage, followed by counting it."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     resize = getattr(_fsdp_param, name)
@@ -196,10 +196,10 @@ def _train(learner: Learner, recipe: Recipe) -> None:
     def log_probs(model: Any) -> Tensor:
         ids_1T = torch.zeros(1, tokens, dtype=torch.long, device=device)
         hidden_RD = hidden_states(model, input_ids=ids_1T, use_cache=False, attention_mask=_NO_MASK)[0]
-        hidden_RD = hidden_RD[ids_1T[0]]  # those that predict something, of which there may be all
+        hidden_RD = hidden_RD[ids_1T[0]]  # those that predict something: at most all of them
         weight_VD, bias_V = _head_of(model, learner.fp32_logits)
         chunk = recipe.learner.chunk
-        # As `chunked_log_probs` calls it, which reads where chunks end in tensors that have no data here.
+        # Stands in for `chunked_log_probs`, which reads the ends of chunks from tensors without data here.
         cuts = [min(start, tokens) for start in range(0, tokens + chunk, chunk)]
         how = recipe.temperature, chunk, learner.fp32_logits, cuts
         logp_W, _ = _Chunked.apply(hidden_RD, weight_VD, bias_V, ids_1T[0], ids_1T[0], *how)
@@ -217,12 +217,12 @@ def _train(learner: Learner, recipe: Recipe) -> None:
 
 
 def trace_generator(recipe: Recipe, config: Any, slots: int) -> int:
-    """Return the peak of the built-in engine: the prompts of all slots, and a decode step at the longest."""
+    """Return the peak bytes of the built-in engine: all slots' prompts, and a decode step at full length."""
     model, positions = empty(config, recipe).eval(), positions_of(recipe)
     groups = -(-slots // recipe.batch.samples)
     with torch.no_grad(), counted(model) as mode:
         cache = SlotCache(config.num_hidden_layers, slots, positions, torch.device("meta"))
-        # Prompts are read while other slots are full, too.
+        # Prompts are also read while other slots are full.
         cache.table.hold(np.arange(slots), np.full(slots, positions))
         for rows, width, prefilling in ((groups, recipe.context.prompt, True), (slots, 1, False)):
             if prefilling:
@@ -239,13 +239,13 @@ def trace_generator(recipe: Recipe, config: Any, slots: int) -> int:
             )
             fp32 = recipe.fp32_head("generator")
             logp_BV = log_probs_TV(model, hidden_BTD[:, -1], recipe.temperature, fp32)
-            logp_BV.double().exp_().cumsum(-1)  # as a token is drawn
+            logp_BV.double().exp_().cumsum(-1)  # what drawing a token allocates
             del hidden_BTD, mask, logp_BV
     return mode.peak
 
 
 _SHAPES = {
-    # hidden, layers, heads, inner, tied: the config.json of Qwen3, with 8 heads of keys and values of 128
+    # hidden, layers, heads, inner, tied: from Qwen3's config.json; all have 8 key/value heads of size 128
     "0.6B": (1024, 28, 16, 3072, True),
     "1.7B": (2048, 28, 16, 6144, True),
     "8B": (4096, 36, 32, 12288, False),
@@ -281,7 +281,7 @@ def _size(recipe: Recipe) -> str:
 
 
 def main() -> None:
-    """Print a table of formulas and traces, one process of each role of every recipe."""
+    """Print a table of formula and trace for one process of each role of every recipe."""
     names = sys.argv[1:] or sorted(f.name[:-5] for f in RECIPES.iterdir() if f.name.endswith(".toml"))
     print("| recipe | shape | role | formula, GiB | trace, GiB | difference |\n|---|---|---|---|---|---|")
     for name in names:
@@ -296,7 +296,7 @@ def main() -> None:
                 trace_rank(recipe, config, ranks),
             ),
         }
-        if recipe.vllm is None:  # which takes the share of a GPU that it is given
+        if recipe.vllm is None:  # vLLM takes the share of a GPU that it is given
             slots = recipe.decode_slots
             of_generator = generator_memory(recipe, shape, slots).total
             found["generator"] = (of_generator, trace_generator(recipe, config, slots))

@@ -57,7 +57,7 @@ def truth(name: str, rng: np.random.Generator) -> Curve:
 
 
 def wander(compute_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A draw of a smooth process with a correlation length of .1 to .3 of the run."""
+    """Draw from a smooth process with a correlation length of .1 to .3 of the run."""
     sd, length = rng.uniform(0.003, 0.005), rng.uniform(0.1, 0.3) * compute_N[-1]
     distance_NN = (compute_N[:, None] - compute_N) / length
     root_NN = np.linalg.cholesky(np.exp(-0.5 * distance_NN**2) + 1e-9 * np.eye(len(compute_N)))
@@ -76,7 +76,7 @@ def healthy(name: str, phi: float, ratio: float, rng: np.random.Generator) -> Po
 def changed(
     kind: str, size: float, ratio: float, sd: float, phi: float, rng: np.random.Generator
 ) -> tuple[Points, float]:
-    """A run with a misfit of known size, and where it is."""
+    """Return a run with a misfit of known size, and the compute at which it begins."""
     compute_N = grid(ratio, rng)
     curve = truth(str(rng.choice(["log_logistic", "weibull, B 1.4"])), rng)
     low, high = {"peaked": (0.6, 0.85), "jump": (0.3, 0.8), "regime": (0.4, 0.7)}[kind]
@@ -93,7 +93,7 @@ def changed(
 
 
 def look(runs: list[Points]) -> tuple[list[Misfit | None], float]:
-    """What is found in every run, and the seconds that it took (the least-squares fits left out)."""
+    """Return the misfit found in every run, and the seconds it took without the least-squares fits."""
     samples = [make_sample(points, None) for points in runs]
     fits: list[list[LeastSquares]] = [least_squares_many(samples, family) for family in FAMILIES]
     start = time.perf_counter()
@@ -144,7 +144,7 @@ def power(n: int, seed: int) -> None:
 
 
 def lengths(n: int, seed: int) -> None:
-    """Short runs: 4 n jumps of each size, 24 n healthy runs of each length, to 1-6 C_mid."""
+    """Print a table by length, up to 1-6 C_mid: 4 n jumps of each size and 24 n healthy runs per length."""
     print("\nBy the number of evaluations: healthy runs called a misfit, and jumps in the second half found")
     print("| evaluations | healthy |" + "".join(f" {j:+.2f} |" for j in JUMPS) + " sign right | placed |")
     print("|" + "---|" * (4 + len(JUMPS)))
@@ -177,7 +177,7 @@ def lengths(n: int, seed: int) -> None:
 def short(
     length: int, name: str, size: float | None, sd: float, phi: float, rng: np.random.Generator
 ) -> tuple[Points, int]:
-    """A run of so many evaluations, with a jump in its second half if `size` is given, and where that is."""
+    """Return a run of `length` evaluations with a jump of `size`, if any, in its second half, and where."""
     compute_N = np.linspace(0, float(rng.uniform(1, 6)) * C_MID, length + 1)
     compute_N = compute_N[:-1] if rng.random() < 0.5 else compute_N[1:]
     first = int(rng.integers(length // 2, length - 3))

@@ -35,7 +35,7 @@ NAMES = {
 
 
 def sample(model: torch.nn.Module, fp32_logits: bool, completions: int, tokens: int) -> list[Rollout]:
-    """Completions of so many tokens, decoded sixteen at a time, each of a prompt of its own."""
+    """Return completions of up to `tokens` tokens, decoded sixteen at a time, one per submitted prompt."""
     rule = LengthRule(tokens - 1, 1, Marker((END_TOKEN,)))
     sampling = Sampling(1.0, fp32_logits, 0, 16, rule, END_TOKEN)
     generator = TorchGenerator(model, chain_tokenizer(), sampling, min(completions, 16))
@@ -46,7 +46,7 @@ def sample(model: torch.nn.Module, fp32_logits: bool, completions: int, tokens: 
 
 @torch.no_grad()
 def trainers(model: torch.nn.Module, fp32_logits: bool, rollouts: list[Rollout]) -> np.ndarray:
-    """The trainer's log-probability of every sampled token."""
+    """Return the trainer's log-probability of every sampled token."""
     where = "both" if fp32_logits else "neither"
     learner = Learner(model, load_recipe("demo", [f"fp32_logits={where}"]))
     found = []

@@ -41,14 +41,14 @@ from scalerl.rl.verify.verifier import texts_of
 TASK = Chain(k_max=4)
 SAMPLES = 16
 STRIDE = 97
-"""From one prompt to the next, as they are in order of length."""
+"""Step from one prompt to the next, as prompts are in order of length."""
 STALE = (1, 2, 4, 8, 16, 32)
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 
 
 def sample(generator: TorchGenerator, recipe: Recipe, first: int, n_groups: int) -> list[Group]:
-    """Groups of training prompts of all lengths, verified."""
+    """Return verified groups of training prompts of all lengths."""
     prompts = recipe.task.prompts("train")
     for number in range(first, first + n_groups):
         generator.submit(prompts[number * STRIDE % len(prompts)], number // len(prompts), SAMPLES)
@@ -68,7 +68,7 @@ def batch_of(groups: list[Group], recipe: Recipe, everything: bool) -> Batch:
 
 @torch.no_grad()
 def row(learner: Learner, batch: Batch, replay: bool) -> str:
-    """The cells of a line: how far the trainer is from what was recorded."""
+    """Return the cells of a line: how far the trainer is from the recorded log-probabilities and experts."""
     wanted_NT = batch.sampled_NT[:, 1:]
     assert batch.expert_NTLK is not None
     recorded_NTLK = batch.expert_NTLK[:, :-1]

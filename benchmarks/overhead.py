@@ -25,14 +25,14 @@ from scalerl.rl.learner.probe import Probe
 from scalerl.rl.model.named import find_model
 from scalerl.rl.training_run import TrainingRun
 
-train = import_module("scalerl.rl.train")  # the module: scalerl.rl has a function of this name
+train = import_module("scalerl.rl.train")  # the module; scalerl.rl.train is a function of that name
 STEPS = 400
 THREAD = "the checkpoint's thread"
 _spent: dict[str, float] = defaultdict(float)
 
 
 def timed(what: str, function: Callable[..., Any], clock: Callable[[], float]) -> Callable[..., Any]:
-    """`function`, its time added to that of `what`."""
+    """Return `function` with its time added to that of `what`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         started = clock()

@@ -33,7 +33,7 @@ _PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.start
 
 
 def write_table(path: Path, seed: int, n: int) -> Path:
-    """A run of `n` evaluations along a known curve."""
+    """Write a run of `n` evaluations along a known curve."""
     rng = np.random.default_rng(seed)
     compute_N = np.linspace(0, 12_000, n)
     rate_N = Curve(LOG_LOGISTIC, 0.6 - 0.02 * seed, 1.9, 2500.0, 0.3)(compute_N) + rng.normal(0, 0.006, n)
@@ -43,7 +43,7 @@ def write_table(path: Path, seed: int, n: int) -> Path:
 
 
 def report(folder: Path, evaluations: int) -> tuple[Path, float]:
-    """The page of one run, and the processor seconds of the command."""
+    """Write the page of one run; return it and the CPU seconds of the command."""
     table = write_table(folder / "run.csv", 0, evaluations)
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     words = [sys.executable, "-m", "scalerl", "report", str(table), "-o", str(folder / "page.html")]
@@ -52,7 +52,7 @@ def report(folder: Path, evaluations: int) -> tuple[Path, float]:
 
 
 def many(folder: Path, runs: int, evaluations: int) -> Path:
-    """The page of many runs, which share five fits: what makes a page heavy is what it draws."""
+    """Write the page of many runs, which share five fits, as only what is drawn makes a page heavy."""
     points = [read_table(write_table(folder / f"{n}.csv", n, evaluations)) for n in range(5)]
     fits = [fit(one) for one in points]
     shown = (ShownRun(f"run {n}", points[n % 5], None, fits[n % 5]) for n in range(runs))
@@ -61,7 +61,7 @@ def many(folder: Path, runs: int, evaluations: int) -> Path:
 
 
 def visit(page: Path) -> tuple[float, float]:
-    """Seconds until a browser shows the first of a page, and until it has drawn the chart."""
+    """Return median seconds to a browser's first contentful paint, and to the chart being drawn."""
     paints, charts = [], []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])

@@ -22,15 +22,15 @@ from scalerl.curve import Curve, Fit
 from scalerl.forecast import Comparison, compare
 
 BLOCK_SD = (0.03, 0.05, 0.3)
-"""Of R_0, A and log C_mid."""
+"""Sd of R_0, A and log C_mid between base models."""
 Study = dict[str, list[Fit | None]]
-"""Fits of every recipe, one for each seed; None where there was nothing to fit."""
+"""Fits of every recipe, one per seed; None for a run that could not be fitted."""
 SAME = ("base", "again", "third", "fourth")
 EACH = ("base", "again", "higher", "sooner")
 
 
 def simulate(rng: np.random.Generator, seeds: int) -> Study:
-    """Four recipes alike, one with a higher ceiling, one that is sooner; seeds share their base models."""
+    """Simulate four equal recipes, one with a higher ceiling and one sooner; seeds share base models."""
     group = draw_group(rng, 1.0)
     group = replace(group, curve=replace(group.curve, R_0=0.3, A=0.6 + float(rng.uniform(-0.05, 0.1))))
     base = group.curve
@@ -51,19 +51,19 @@ def _moved(curve: Curve, r0: float, A: float, log_mid: float) -> Curve:
 
 
 def answer(study: Study, names: tuple[str, ...], seeds: int, paired: bool) -> Comparison:
-    """Compare these recipes by the first of their seeds."""
+    """Compare the named recipes on their first `seeds` seeds."""
     fits = {name: {s: f for s, f in enumerate(study[name][:seeds]) if f is not None} for name in names}
     blocks = {name: list(of) for name, of in fits.items()} if paired else None
     return compare({name: list(of.values()) for name, of in fits.items()}, blocks=blocks)
 
 
-AHEAD = "higher at the compute seen"  # true of both
+AHEAD = "higher at the compute seen"  # true of both recipes below
 TRUE = {"higher": (AHEAD, "higher ceiling", ""), "sooner": (AHEAD, "", "reaches it sooner")}
 NOTHING = ("not significant", "inconclusive")
 
 
 def line(title: str, answers: list[Comparison]) -> str:
-    """Shares of studies, with a standard error of the first."""
+    """Return a line with the shares of studies, the first with its standard error."""
     false, widths = [], []
     found = {"seen": 0, "ceiling": 0, "efficiency": 0}
     for comparison in answers:

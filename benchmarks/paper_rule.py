@@ -34,7 +34,7 @@ HIDDEN = (0.610, 1.92), (0.595, 2.40)
 
 
 def ruled(truths: tuple[tuple[float, float], ...], sd: float, rng: np.random.Generator) -> PaperComparison:
-    """The rule on one run of each (A, B)."""
+    """Apply the rule to one simulated run of each (A, B)."""
     compute_N = np.linspace(0, END, EVALUATIONS + 1)
     fits = []
     for A, own_B in truths:
@@ -44,7 +44,7 @@ def ruled(truths: tuple[tuple[float, float], ...], sd: float, rng: np.random.Gen
 
 
 def error_of_ceiling(reach: float, sd: float = 0.0075) -> float:
-    """Standard error of A with data to `reach` C_mid."""
+    """Return the standard error of A with data up to `reach` C_mid."""
     n = round(reach * C_MID * EVALUATIONS / END)
     compute_N = np.linspace(0, reach * C_MID, n + 1)
     compute_N, truth = compute_N[compute_N >= PAPER_MIN_COMPUTE], Curve(LOG_LOGISTIC, 0.61, B, C_MID, R_0)
@@ -54,7 +54,7 @@ def error_of_ceiling(reach: float, sd: float = 0.0075) -> float:
 
 
 def rows(pairs: int, seed: int) -> Iterator[str]:
-    """The lines of the table; without noise one pair says all."""
+    """Yield the lines of the table; without noise one pair is enough."""
     for sd in (0.0, *(SDS if pairs else ())):
         for apart in APART:
             rng = np.random.default_rng([seed, round(1e4 * sd), round(1e3 * apart)])

@@ -40,13 +40,13 @@ import numpy as np
 WARMUP = 40
 K = 8
 LR = 3e-5
-"""Twelve times that of `demo`, so that 120 steps learn something and the pass rates at the end can differ."""
+"""Twelve times that of `demo`, so that 120 steps learn something and final pass rates can differ."""
 ROWS = {"alone": 256, "two at once": 256, "pipeline": 256, "off-policy": 1024, "off-policy 2": 512}
-"""Completions in flight: the best of 128, 256, 512 and 1024 for each side."""
+"""Completions in flight of each side: the best of 128, 256, 512 and 1024."""
 
 
 def settings(side: str, steps: int, seed: int, batch: str) -> list[str]:
-    """The recipe of a side, as changes to `demo`."""
+    """Return the recipe of a side, as changes to `demo`."""
     kind = "off_policy" if side.startswith("off-policy") else "pipeline_rl"
     prompts, samples = batch.split("x")
     changes = {
@@ -73,7 +73,7 @@ def settings(side: str, steps: int, seed: int, batch: str) -> list[str]:
 
 
 def run_side(args: argparse.Namespace) -> None:
-    """In a process of its own: one run, pinned to its cores."""
+    """Make one run in this process, pinned to its cores."""
     import torch
 
     from scalerl.rl.config.recipe import load_recipe
@@ -90,7 +90,7 @@ def run_side(args: argparse.Namespace) -> None:
     start = rollouts.LocalGenerator._spawn
 
     def start_on_its_core(self: Any, worker: Any) -> None:
-        os.sched_setaffinity(0, second)  # what is started inherits it
+        os.sched_setaffinity(0, second)  # inherited by the worker
         try:
             start(self, worker)
         finally:
@@ -102,7 +102,7 @@ def run_side(args: argparse.Namespace) -> None:
 
 
 def run(side: str, seed: int, args: argparse.Namespace, model: str) -> dict[str, float]:
-    """The figures of a side."""
+    """Return the figures of a side."""
     if side == "two at once":
         both = run_places(side, seed, args, model, (0, 1))
         return mean_of(both) | {"rate": sum(figures["rate"] for figures in both)}
@@ -117,7 +117,7 @@ def mean_of(figures: Sequence[dict[str, float]]) -> dict[str, float]:
 def run_places(
     side: str, seed: int, args: argparse.Namespace, model: str, places: Sequence[int]
 ) -> list[dict[str, float]]:
-    """Runs at once, each with its trainer on the core at its place."""
+    """Make runs at the same time, each with its trainer on the core at its place; return their figures."""
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name) / str(place) for place in places]
         processes = []
@@ -141,7 +141,7 @@ def run_places(
 
 
 def figures_of(folder: Path) -> dict[str, float]:
-    """Completions per second after the warm-up, shares of idle time, pass rate at the end."""
+    """Return completions/s after the warm-up, shares of time, largest age, and final pass rate."""
     from scalerl.record.reader import RunRecord
 
     record = RunRecord.read(folder)

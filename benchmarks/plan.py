@@ -56,7 +56,7 @@ NAMES = ("steps/h", "gen idle", "train waits", "age")
 
 
 def settings(case: tuple[int, str, int, str, int], steps: int, seed: int) -> list[str]:
-    """The recipe of a case, as changes to `demo`."""
+    """Return the recipe of a case, as changes to `demo`."""
     generators, schedule, k, batch, rows = case
     prompts, samples = batch.split("x")
     changes = {
@@ -81,7 +81,7 @@ def settings(case: tuple[int, str, int, str, int], steps: int, seed: int) -> lis
 
 
 def run_one(case_number: int, steps: int, seed: int, model: str, folder: str) -> None:
-    """In a process of its own: one run."""
+    """Make one run in this process."""
     from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.train import train
 
@@ -93,7 +93,7 @@ def run_one(case_number: int, steps: int, seed: int, model: str, folder: str) ->
 
 
 def measured(folder: Path) -> dict[str, float]:
-    """The figures of a run."""
+    """Return the measured figures of a run."""
     from scalerl.record.reader import RunRecord
 
     rows = RunRecord.read(folder).steps()
@@ -114,7 +114,7 @@ def measured(folder: Path) -> dict[str, float]:
 
 
 def simulated(case: tuple[int, str, int, str, int], rates: Any, steps: int) -> dict[str, float]:
-    """The same figures of the simulation."""
+    """Return the same figures of the simulation."""
     from scalerl.plan.job import PlannedJob
     from scalerl.plan.simulate import simulate
     from scalerl.rl.config.recipe import load_recipe
@@ -129,7 +129,7 @@ def simulated(case: tuple[int, str, int, str, int], rates: Any, steps: int) -> d
 
 
 def one_run(number: int, seed: int, steps: int, model: str, folder: Path) -> float:
-    """Make it, unless it was kept; the cores that all processes of the machine kept busy but its own."""
+    """Make a run unless it was kept; return how many cores the machine's other processes kept busy."""
     kept = folder.with_suffix(".others.json")
     if kept.exists():
         return json.loads(kept.read_text())
@@ -146,13 +146,13 @@ def one_run(number: int, seed: int, steps: int, model: str, folder: Path) -> flo
 
 
 def busy_seconds() -> float:
-    """CPU seconds of this machine since it started, of all processes; proc(5), `stat`."""
+    """Return the CPU seconds of all processes since this machine started; see proc(5), `stat`."""
     user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def compare(args: argparse.Namespace) -> float:
-    """Runs beside simulations; how far steps/h are apart at the most, as a share."""
+    """Print runs beside simulations; return the largest difference in steps/h, as a share."""
     from scalerl.plan.measured import rates_of
     from scalerl.record.reader import RunRecord
     from scalerl.rl.config.recipe import load_recipe
@@ -186,7 +186,7 @@ def compare(args: argparse.Namespace) -> float:
 
 
 def tell(apart: dict[str, list[float]]) -> None:
-    """How far runs and simulations are apart."""
+    """Print how far runs and simulations are apart."""
     for name, differences in apart.items():
         unit = 100 if name != "age" else 1
         word = "%" if name == "steps/h" else " points" if name != "age" else " versions"
@@ -197,14 +197,14 @@ def tell(apart: dict[str, list[float]]) -> None:
 
 
 def show(name: str, real: float, ours: float) -> str:
-    """Measured -> simulated."""
+    """Return the text `measured -> simulated` of a figure."""
     if name == "steps/h":
         return f"{real:,.0f} -> {ours:,.0f} ({(ours / real - 1) * 100:+.0f} %)"
     return f"{real:.2f} -> {ours:.2f}" if name == "age" else f"{real:.0%} -> {max(ours, 0.0):.0%}"
 
 
 def main() -> None:
-    """Run all cases and print the table; status 1 where one is further apart than was allowed."""
+    """Run the cases and print the table; exit with status 1 if steps/h differ more than allowed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -28,11 +28,11 @@ from simulation import GAINS, PHIS, RATIO, SDS, SPACINGS, TRUTHS, Cell, Truth, s
 LENGTHS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.5)
 """Compute seen, in C_mid."""
 DIFFERENCE, ALPHA = 0.04, 0.05 / 3
-"""Of the ceilings that are to be told apart; for each of the three questions of a comparison."""
+"""Difference of the ceilings to tell apart; level of each of a comparison's three questions."""
 
 
 def look(cell: Cell, length: float, rng: np.random.Generator) -> tuple[float, ...]:
-    """Of one run: width of the forecast, whether it holds, widths of A and of A | LL, whether too early."""
+    """Return for a simulated run: forecast width, whether it holds, widths of A and A | LL, if too early."""
     run = simulate(cell, rng)
     result = fit(run.first(length / RATIO))
     low, high = result.forecast(float(run.compute_N[-1])).interval
@@ -41,7 +41,7 @@ def look(cell: Cell, length: float, rng: np.random.Generator) -> tuple[float, ..
 
 
 def row(truths: Sequence[Truth], length: float, sd: float, runs: int, seed: int) -> str:
-    """One line of the table; a run that cannot be fitted yet says nothing."""
+    """Return one line of the table; runs that cannot be fitted yet are left out."""
     rng = np.random.default_rng([seed, len(truths), round(10 * length), round(1e4 * sd)])
     looks = []
     for i in range(runs):

@@ -32,7 +32,7 @@ SHAPES = (*TRUTHS, Truth("power law", PowerLaw(), 0.8))
 
 @dataclass(frozen=True)
 class Known:
-    """What a cut is held against: the pass rate at compute `end`, and the ceiling (NaN if not known)."""
+    """What a cut is compared with: the pass rate at compute `end`, and the ceiling (NaN if unknown)."""
 
     end: float
     pass_rate: float
@@ -41,17 +41,17 @@ class Known:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What the rules combine; the last axis is (R at the end, A), n draws, F families."""
+    """What the rules combine: n draws and F families; an axis of 2 is (R at the end, A)."""
 
     draws_n2: np.ndarray
     family_n: np.ndarray
     best_F2: np.ndarray
     evidence_F: np.ndarray
     likelihood_F: np.ndarray
-    """Weights by maximised likelihood, as all families have the same number of parameters."""
+    """Weights by maximised likelihood; all families have the same number of parameters."""
 
     def given_family(self, middle: Callable[..., np.ndarray]) -> np.ndarray:
-        """Mean or median of the draws of every family, (F, 2); its least squares where it has none."""
+        """Return mean or median of each family's draws, (F, 2), or its least squares if it has no draws."""
         chosen = [self.draws_n2[self.family_n == f] for f in range(len(self.best_F2))]
         pairs = zip(chosen, self.best_F2, strict=True)
         return np.array([middle(draws, axis=0) if len(draws) else best for draws, best in pairs])

@@ -47,14 +47,14 @@ Normal = tuple[float, float]
 
 @dataclass(frozen=True)
 class Run:
-    """The posterior of one run: nodes of each quantity of `COLUMNS`, and the weights of these."""
+    """The posterior of one run: nodes of each quantity in `COLUMNS`, and their weights."""
 
     source: str
     log_mid_c: np.ndarray
-    """Over the compute of the whole run, of the c cells of (B, C_mid) ..."""
+    """Log C_mid over the compute of the whole run, for the c cells of (B, C_mid)."""
     log_b_c: np.ndarray
     usual_c: np.ndarray
-    """... of which these are of families without a B of their own."""
+    """Which cells belong to families that share the log-logistic's prior of B."""
     weight_c: np.ndarray
     log_sd_J: np.ndarray
     sd_weight_J: np.ndarray
@@ -62,7 +62,7 @@ class Run:
     gain_weight_n: np.ndarray
 
     def moments(self, then: Sequence[Normal], now: Sequence[Normal]) -> np.ndarray:
-        """Mass, first and second moment of every quantity, if `now` were the prior and not `then`."""
+        """Return mass, first and second moment of every quantity under the prior `now` instead of `then`."""
         mid, b, sd = ((one, other) for one, other in zip(then, now, strict=True))
         log_c = _log_ratio(self.log_mid_c, *mid) + self.usual_c * _log_ratio(self.log_b_c, *b)
         weight_c = _to_one(self.weight_c * np.exp(log_c))
@@ -86,7 +86,7 @@ def _to_one(weight_n: np.ndarray) -> np.ndarray:
 
 
 def kept() -> Iterator[tuple[str, Points]]:
-    """The runs in the repository, with their source: all but one study are of one task and one model."""
+    """Yield the runs in the repository with their source: all but one study share a task and a model."""
     for archive in sorted(HERE.glob("studies/*.tar.xz")):
         with tempfile.TemporaryDirectory() as folder:
             with tarfile.open(archive) as packed:
@@ -98,7 +98,7 @@ def kept() -> Iterator[tuple[str, Points]]:
 
 
 def others(folder: Path, x: str | None, y: str | None) -> Iterator[tuple[str, Points]]:
-    """The runs in a folder; a source is what stands before the first underscore of a name."""
+    """Yield the runs in a folder; the source is the file name up to its first underscore."""
     for path in sorted(folder.iterdir()):
         if path.suffix in (".csv", ".jsonl", ".log"):
             try:
@@ -111,7 +111,7 @@ def others(folder: Path, x: str | None, y: str | None) -> Iterator[tuple[str, Po
 
 
 def fitted(source: str, points: Points) -> Run | None:
-    """The posterior of a whole run under the default prior; None where it has too few evaluations."""
+    """Return the posterior of a whole run under the default prior; None if it has too few evaluations."""
     try:
         result = fit(points)
     except CannotAnswerError:
@@ -133,7 +133,7 @@ def fitted(source: str, points: Points) -> Run | None:
 
 
 def estimate(runs: Sequence[Run]) -> tuple[list[Normal], dict[str, list[Normal]]]:
-    """The distributions of one more source, and of each that is given under them, by EM from the shipped."""
+    """Return the distributions of one more source, and those of each source, by EM from the shipped ones."""
     then = now = shipped()[:3]
     sources = list(dict.fromkeys(run.source for run in runs))
     for _ in range(STEPS):
@@ -146,7 +146,7 @@ def estimate(runs: Sequence[Run]) -> tuple[list[Normal], dict[str, list[Normal]]
 def _moments(
     runs: Sequence[Run], sources: Sequence[str], then: Sequence[Normal], now: Sequence[Normal]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mass, mean and variance of every quantity in every source, (S, C) each."""
+    """Return mass, mean and variance of every quantity in every source, (S, C) each."""
     of_S = [[run.moments(then, now) for run in runs if run.source == source] for source in sources]
     mass_SC, first_SC, second_SC = np.moveaxis(np.array([np.mean(each, axis=0) for each in of_S]), 2, 0)
     mean_SC = first_SC / mass_SC
@@ -154,7 +154,7 @@ def _moments(
 
 
 def _pooled(mass_SC: np.ndarray, mean_SC: np.ndarray, within_SC: np.ndarray, more: float) -> list[Normal]:
-    """Each source once, but by its mass: one of runs that are likely ramps says little of B."""
+    """Pool sources once each, weighted by mass: a source whose runs are likely ramps says little of B."""
     weight_SC = mass_SC / mass_SC.sum(axis=0)
     mean_C = np.sum(weight_SC * mean_SC, axis=0)
     return _normals(mean_C, np.sum(weight_SC * (within_SC + more * (mean_SC - mean_C) ** 2), axis=0))
@@ -165,14 +165,14 @@ def _normals(mean_C: np.ndarray, variance_C: np.ndarray) -> list[Normal]:
 
 
 def _seen(found: list[Normal]) -> list[Normal]:
-    """The same, but C_mid over what the fractions of the run are of its compute."""
+    """Return the distributions with C_mid relative to the compute at `FRACTIONS` of a run, not all of it."""
     ahead = [-math.log(fraction) for fraction in FRACTIONS]
     (mean, sd), *rest = found
     return [(mean + float(np.mean(ahead)), math.hypot(sd, float(np.std(ahead)))), *rest]
 
 
 def shipped() -> list[Normal]:
-    """The numbers of `scalerl.curve.prior.DEFAULT`."""
+    """Return the numbers of `scalerl.curve.prior.DEFAULT`."""
     (b, b_sd), (first, second), (sd, log_sd) = LOG_LOGISTIC.usual_B, _GAIN, DEFAULT.sd or (math.nan, math.nan)
     total = first + second
     gain = first / total, math.sqrt(first * second / (total + 1)) / total

@@ -42,7 +42,7 @@ SOURCES = ("samples", "prompts")
 
 @dataclass(frozen=True)
 class Forecasts:
-    """The forecasts of one fit, held against the evaluations after it (M,)."""
+    """The forecasts of one fit, compared with the evaluations after it (M,)."""
 
     share: float
     source: str
@@ -55,7 +55,7 @@ class Forecasts:
 
 
 def forecasts(run: RunRecord) -> Iterator[Forecasts]:
-    """Forecast all later evaluations from each share of the compute, with either noise."""
+    """Yield forecasts of all later evaluations from each share of the compute, with either noise."""
     compute_N = run.compute(run.default_axis)
     rate_N = np.array([point.pass_rate for point in run.evals])
     for share in SHARES:
@@ -87,7 +87,7 @@ def forecasts(run: RunRecord) -> Iterator[Forecasts]:
 
 
 def bounds(n: int) -> None:
-    """Print what the successes of the prompts say of the ceiling of simulated runs."""
+    """Print how prompts' successes bound the ceiling of simulated runs."""
     print("| share | samples | A | lower end | solved | tightens | ever | above A |\n|" + "---|" * 8)
     for share, k in itertools.product(SHARES, (1, 4, 16)):
         found = []

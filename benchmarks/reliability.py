@@ -33,7 +33,7 @@ from typing import Any
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 TIMES = ("time", "device_seconds", "wall_seconds", "idle_seconds")
 STEPS = {"inline": 1200, "local": 1800, "generators": 2400, "evaluators": 2400, "verifiers": 10, "disk": 120}
-"""Of each case: as many as the kills take."""
+"""Training steps of each case: enough for all its kills."""
 SHORT = {
     "budget.kind": "steps",
     "evaluation.count": 12,
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def inline(folder: Path, kills: int, rng: random.Random) -> bool:
-    """The record and the final weights must be those of a run that nobody touched."""
+    """Check that the record and the final weights equal those of an undisturbed run."""
     _run(_train(folder / "whole", "inline"))
     killed = _killed_and_resumed(folder / "cut", "inline", kills, rng)
     same = {name: _timeless(folder / "cut" / name) == _timeless(folder / "whole" / name) for name in _FILES}
@@ -73,7 +73,7 @@ def inline(folder: Path, kills: int, rng: random.Random) -> bool:
 
 
 def local(folder: Path, kills: int, rng: random.Random) -> bool:
-    """The record must be that of a run, each group in it once."""
+    """Check that the record is sound, with each group in it once."""
     killed = _killed_and_resumed(folder / "cut", "local", kills, rng, "placement.kind=local")
     return _sound(folder / "cut") and killed == kills
 
@@ -88,13 +88,13 @@ def _killed_and_resumed(folder: Path, case: str, kills: int, rng: random.Random,
             stderr=subprocess.PIPE,
             text=True,
         )
-        if done % 10 < 9:  # in the middle of training; each tenth time while it starts
+        if done % 10 < 9:  # kill while training; every tenth time while starting
             until = (steps[-1] if steps else 0) + rng.randint(1, STEPS[case] // kills)
             while process.poll() is None and _last_step(folder) < until:
                 time.sleep(0.05)
         time.sleep(rng.uniform(0, 0.2 if done % 10 < 9 else 6))
         if process.poll() is not None:
-            break  # it was quicker
+            break  # the run ended before the kill
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         done += 1
@@ -121,11 +121,11 @@ def _run(command: list[str]) -> None:
         raise SystemExit(f"{' '.join(command)}\nended with {ended.returncode}:\n{ended.stderr}")
 
 
-# -- parts of it are ---------------------------------------------------------------------------------------
+# -- its workers are killed or fail ------------------------------------------------------------------------
 
 
 def generators(folder: Path, kills: int, rng: random.Random) -> bool:
-    """The run must go on, and reach its end with every group accounted for."""
+    """Check that the run continues to its end with every group accounted for."""
     settings = _settings("generators", "placement.kind=local", "placement.generators=2")
     # Pauses are longer than a start takes.
     killed, record = _killing("generator", 2, kills, lambda: rng.uniform(5, 8), folder / "run", settings)
@@ -135,10 +135,10 @@ def generators(folder: Path, kills: int, rng: random.Random) -> bool:
 
 
 def evaluators(folder: Path, kills: int, rng: random.Random) -> bool:
-    """Every evaluation must be made, and be that of a run that nobody touched."""
+    """Check that every evaluation is made and equals that of an undisturbed run."""
     settings = _settings("evaluators", "evaluation.count=60", "evaluation.samples=8")
     whole = _in_this_process(folder / "whole", settings)
-    # One evaluation is made between two kills: the third worker in a row that is lost ends a run.
+    # Between two kills an evaluation must finish, as losing a third worker in a row ends a run.
     made = -1
 
     def due() -> bool:
@@ -167,7 +167,7 @@ def _killing(
     settings: list[str],
     due: Callable[[], bool] = lambda: True,
 ) -> tuple[int, Any]:
-    """Train in this process; after each pause kill one of `number` processes of this name if one is `due`."""
+    """Train in this process; after each pause kill one of `number` processes called `name` if `due`."""
     import multiprocessing
 
     done = threading.Event()
@@ -206,7 +206,7 @@ def judge(prompt, text):
 
 
 def verifiers(folder: Path, kills: int, rng: random.Random) -> bool:
-    """A failed verification must cost one completion, be counted, and nothing else."""
+    """Check that a failed verification costs only its completion and is counted."""
     from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.tasks.dataset import Dataset
     from scalerl.rl.tasks.verifiers import Function
@@ -236,8 +236,8 @@ def verifiers(folder: Path, kills: int, rng: random.Random) -> bool:
 
 
 def disk(folder: Path, kills: int, rng: random.Random) -> bool:
-    """Without room for a checkpoint training must go on and say so; what was run must be resumable."""
-    _run(_train(folder / "base", "disk", "budget.amount=1"))  # makes the base model, where there is none yet
+    """Check that training without room for a checkpoint continues, says so, and can be resumed."""
+    _run(_train(folder / "base", "disk", "budget.amount=1"))  # makes the base model if there is none yet
     command = _train(folder / "run", "disk", "checkpoint.steps=10")
 
     def no_room() -> None:  # files of more than 100 kB: checkpoints; the record's lines are smaller
@@ -263,7 +263,7 @@ def _in_this_process(folder: Path, settings: list[str], task: Any = None) -> Any
     return train(replace(recipe, task=task) if task else recipe, folder, model)
 
 
-# -- what is looked at -------------------------------------------------------------------------------------
+# -- what is checked ---------------------------------------------------------------------------------------
 
 _FILES = ("config.json", "evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl")
 
@@ -291,7 +291,7 @@ def _lines(path: Path) -> int:
 
 
 def _sound(folder: Path) -> bool:
-    """Whether the record is what docs/reference/run-folder.md says, by the checker of the tests."""
+    """Return whether the tests' checker finds the record to follow docs/reference/run-folder.md."""
     checker = [sys.executable, "-m", "record_checker", str(folder.resolve())]
     found = subprocess.run(checker, cwd=SUPPORT, capture_output=True, text=True, check=False)
     fates = Counter(fate for row in _rows(folder / "groups.jsonl") for fate in row["fate"])

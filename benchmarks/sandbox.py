@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--programs", type=int, default=40, help="of each kind")
     n = parser.parse_args().programs
-    proc.adopt_orphans()  # what bubblewrap leaves to the one above it is counted, too
+    proc.adopt_orphans()  # also count processes that bubblewrap leaves behind
     python = find_python("")
     bare = measured(
         n, lambda: subprocess.check_output([python.executable, "-S", "-c", PROGRAM], input=b"1 2")
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measured(n: int, verify: Callable[[], object]) -> float:
-    """CPU seconds of one call, with those of all processes that it starts."""
+    """Return the CPU seconds of one call, including all processes that it starts."""
     verify()
     began = cpu_seconds()
     for _ in range(n):

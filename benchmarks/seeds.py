@@ -35,7 +35,7 @@ SHARES = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True)
 class Result:
-    """One forecast, and what was measured at its target."""
+    """One forecast and the pass rate measured at its target."""
 
     run: str
     share: float
@@ -50,7 +50,7 @@ def run_seed(seed: int, folder: Path) -> None:
     from scalerl.rl.train import train
 
     recipe = load_recipe("demo", [f"seed={seed}"])
-    shutil.rmtree(folder, ignore_errors=True)  # what a run that was cut short left
+    shutil.rmtree(folder, ignore_errors=True)  # remains of an interrupted run
     train(recipe, folder, forecaster=freeze, evaluate_aside=False)
 
 
@@ -59,7 +59,7 @@ def complete(folder: Path) -> bool:
 
 
 def results(run: RunRecord, forecasts: Sequence[FrozenForecast]) -> Iterator[Result]:
-    """Of every share, the forecast made there, where its end was measured."""
+    """Yield the forecast made at every share whose target was measured."""
     for share in SHARES:
         for forecast in [f for f in forecasts if abs(f.share - share) < 0.05][:1]:
             outcome = judge(run, forecast)
@@ -70,7 +70,7 @@ def results(run: RunRecord, forecasts: Sequence[FrozenForecast]) -> Iterator[Res
 
 
 def refit(run: RunRecord) -> Iterator[FrozenForecast]:
-    """Forecasts as training would freeze them now: at the first evaluation at each share of the budget."""
+    """Yield forecasts as training would freeze them now, at the first evaluation at each share of budget."""
     axis, compute_N = run.default_axis, run.compute(run.default_axis)
     budget = run.config.get("budget") or {}
     target = float(budget["amount"]) if budget.get("kind") == axis else float(compute_N[-1])
@@ -109,7 +109,7 @@ def report(found: Sequence[Result], ceiling: float) -> None:
 
 
 def summary(found: Sequence[Result], ceiling: float) -> str:
-    """The cells of one share. `rerun holds`: of all ends of the other runs, each in each rerun interval."""
+    """Return the cells of one share."""
     inside = [result.forecast.covers(result.measured) for result in found]
     error = np.array([result.forecast.median - result.measured for result in found])
     width = np.median([result.forecast.width for result in found])
@@ -128,7 +128,7 @@ def summary(found: Sequence[Result], ceiling: float) -> str:
 
 
 def reruns(fits: Sequence[Mapping[str, Any]], measured: Sequence[float]) -> str:
-    """Share of the other runs' ends in the rerun intervals, and their median width; a dash without any."""
+    """Return how often rerun intervals hold the other runs' ends, and their median width; dashes if none."""
     spans = [fit["forecast"][0].get("rerun") for fit in fits]
     if None in spans or len(spans) < 2:
         return "- | -"
@@ -160,11 +160,11 @@ def main() -> None:
 
 
 def train_all(folders: list[Path], jobs: int) -> list[Path]:
-    """Train the runs that are not complete; the seed of a run is its place in the list."""
+    """Train the runs that are not complete; the seed of a run is its index in the list."""
     from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.model.named import find_model
 
-    find_model(load_recipe("demo"))  # the base model is built once, and found in the cache
+    find_model(load_recipe("demo"))  # build the base model once; runs find it in the cache
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         left = {seed: folder for seed, folder in enumerate(folders) if not complete(folder)}
         started = {pool.submit(run_seed, seed, folder): seed for seed, folder in left.items()}
@@ -175,7 +175,7 @@ def train_all(folders: list[Path], jobs: int) -> list[Path]:
 
 
 def number(folder: Path) -> tuple[int, str]:
-    """seed9 before seed10."""
+    """Return a sort key that puts seed9 before seed10."""
     return int("".join(filter(str.isdigit, folder.name)) or 0), folder.name
 
 

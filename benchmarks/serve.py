@@ -29,7 +29,7 @@ WEEK = 7 * 86400.0
 
 
 def evaluation(step: int) -> str:
-    """A line of evals.jsonl."""
+    """Return a line of evals.jsonl."""
     seconds = {"generate": 5.0 * step, "train": 4.0 * step, "evaluate": 0.0, "idle": 0.0}
     row = {
         "step": step,
@@ -44,7 +44,7 @@ def evaluation(step: int) -> str:
 
 
 def make_runs(root: Path, n: int) -> list[Path]:
-    """Run folders, forty beside one another in each folder."""
+    """Make `n` run folders, forty in each parent folder."""
     first = root / "group-0" / "run-0"
     first.mkdir(parents=True)
     (first / "config.json").write_text(json.dumps({"schema_version": 1, "name": "run", "seed": 0}))
@@ -61,7 +61,7 @@ def make_runs(root: Path, n: int) -> list[Path]:
 
 
 def versions(address: str) -> Iterator[int]:
-    """What the stream of events says."""
+    """Yield the versions that the stream of events announces."""
     with urllib.request.urlopen(f"{address}/events") as stream:
         for line in stream:
             if line.startswith(b"data: "):
@@ -74,7 +74,7 @@ def runs_since(address: str, version: int) -> dict[str, Any]:
 
 
 def seconds_to_show(address: str, root: Path, run: Path, step: int, news: Iterator[int]) -> float:
-    """Append to a run, and wait until its row has it."""
+    """Append an evaluation to a run; return the seconds until its row shows it."""
     known, path = runs_since(address, 0)["version"], run.relative_to(root).as_posix()
     started = time.perf_counter()
     with (run / "evals.jsonl").open("a") as file:

@@ -52,13 +52,13 @@ Uniform = Callable[[float, float], float]
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a run is made of: its mean curve by x, and where it departs from what all of them have."""
+    """What a run is made of: its mean curve by x, and where it differs from the defaults of all shapes."""
 
     at: Mean
     A: float
-    """What the curve tends to; NaN where that is nothing to be forecast."""
+    """Limit of the curve; NaN if it is not something to forecast."""
     change: float = math.nan
-    """The x from which no single rise describes it; NaN where one does."""
+    """x from which no single rise describes the curve; NaN if one does throughout."""
     sd: float | None = None
     n_fitted: int | None = None
     spacing: float | None = None
@@ -73,17 +73,17 @@ class Shape:
     name: str
     run: Callable[[float, np.random.Generator], Simulated]
     known: tuple[Family, float] | None = None
-    """Family and correlation, for the oracle; None where no family is the truth."""
+    """True family and correlation, for the oracle; None if no family is the truth."""
 
 
 def rise(x_N: np.ndarray, b: float, mid: float) -> np.ndarray:
-    """The share of a gain that a log-logistic has at x."""
+    """Return the share of its gain that a log-logistic has reached at x."""
     return Curve(LOG_LOGISTIC, 1.0, b, mid, 0.0)(np.maximum(x_N, 0.0))
 
 
 def measured(drawn: Drawn, fraction: float, rng: np.random.Generator) -> Simulated:
     """Evaluate a drawn curve over the whole run, with noise."""
-    first = int(rng.integers(2))  # 1: with an evaluation before training
+    first = int(rng.integers(2))  # 1: an evaluation before training
     spacing = drawn.spacing or float(rng.choice(SPACINGS)) * MID
     if drawn.n_fitted:
         spacing = fraction / (drawn.n_fitted - first)
@@ -104,7 +104,7 @@ def measured(drawn: Drawn, fraction: float, rng: np.random.Generator) -> Simulat
 
 
 def shape(name: str, draw: Callable[[Uniform], Drawn]) -> Shape:
-    """A shape by its draw, which takes uniform numbers: `u(low, high)`."""
+    """Return a shape whose curves `draw` makes from uniform numbers `u(low, high)`."""
 
     def run(fraction: float, rng: np.random.Generator) -> Simulated:
         return measured(draw(lambda low, high: float(rng.uniform(low, high))), fraction, rng)
@@ -134,7 +134,7 @@ def two_speeds(u: Uniform, low: float, high: float) -> Drawn:
 
 def burst(u: Uniform) -> Drawn:
     r0, gain, w, at, b, mid = u(0.1, 0.5), u(0.2, 0.35), u(0.4, 0.7), u(0.02, 0.1), u(1, 2), u(0.25, 1)
-    # At twice its midpoint a rise of B = 4 has .94 of its gain.
+    # At twice its midpoint a rise with B = 4 has reached .94 of its gain.
     return Drawn(
         lambda x_N: r0 + gain * (w * rise(x_N, 4.0, at / 2) + (1 - w) * rise(x_N, b, mid)), r0 + gain, at
     )

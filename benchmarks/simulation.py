@@ -18,7 +18,7 @@ from scalerl.curve.noise import ar1
 
 C_MID, RATIO, R_0 = 3000.0, 6.0, 0.3
 DRIFT_SD, DRIFT_PERIOD = 0.004, 2.5
-"""Slow drift: a wander of this sd, that repeats itself after about this many C_mid."""
+"""Slow drift: its sd, and its approximate period in C_mid."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ FRACTIONS, STEP_0 = (0.25, 0.5, 0.75), (True, False)
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of what is varied."""
+    """One combination of the simulation's settings."""
 
     truth: Truth
     phi: float
@@ -67,19 +67,19 @@ class Simulated:
     pass_rate_N: np.ndarray
     A: float
     change: float = math.nan
-    """Compute from which no single rise describes it; NaN where one does."""
+    """Compute from which no single rise describes the curve; NaN if one does throughout."""
     sd: float = math.nan
-    """Of the noise; NaN where evaluations are binomial."""
+    """Sd of the noise; NaN if evaluations are binomial."""
     phi: float = 0.0
 
     def first(self, fraction: float) -> Points:
-        """The evaluations of the first `fraction` of the compute."""
+        """Return the evaluations of the first `fraction` of the compute."""
         keep_N = self.compute_N <= fraction * self.compute_N[-1] * (1 + 1e-9)
         return Points.from_arrays(self.compute_N[keep_N], np.clip(self.pass_rate_N[keep_N], 0, 1))
 
 
 def simulate(cell: Cell, rng: np.random.Generator) -> Simulated:
-    """Draw one run; its last evaluation is the one that forecasts are held against."""
+    """Draw one run; forecasts are compared with its last evaluation."""
     n = round(RATIO / cell.spacing)
     compute_N = C_MID * cell.spacing * np.arange(0 if cell.step_0 else 1, n + 1)
     curve = Curve(cell.truth.family, R_0 + cell.gain, cell.truth.B, C_MID, R_0)
@@ -91,12 +91,12 @@ def simulate(cell: Cell, rng: np.random.Generator) -> Simulated:
 
 
 def noise(n: int, sd: float, phi: float, rng: np.random.Generator, first: int = 0) -> np.ndarray:
-    """Noise of n evaluations, autocorrelation phi from `first` on (1: not with step 0)."""
+    """Return noise of n evaluations, AR(1) with phi from index `first` on (1 leaves step 0 independent)."""
     return ar1(rng.normal(0, sd, n), np.where(np.arange(n) > first, phi, 0.0))
 
 
 def drift(ratio_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Three slow waves of random phase; it sets in with training, so that compute 0 has none."""
+    """Return three slow waves of random phase that set in with training, so that compute 0 has none."""
     period = DRIFT_PERIOD * np.array([0.8, 1.0, 1.4])[:, None]
     phase = rng.uniform(0, 2 * math.pi, (3, 1))
     wave_N = np.sqrt(2 / 3) * np.sin(2 * math.pi * ratio_N / period + phase).sum(axis=0)

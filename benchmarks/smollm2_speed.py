@@ -49,12 +49,12 @@ from scalerl.rl.types import Group, Prompt, Rollout
 PROMPTS, SAMPLES, MICRO = 8, 4, 8
 SHORTEST, LONGEST = 16, 256
 OTHER = 28
-"""A token that stands for an end token which was sampled too early."""
+"""Token that replaces an end token sampled too early."""
 Call = Callable[[], None]
 
 
 class ForcedGenerator(TorchGenerator):
-    """Our generator, with completions of given lengths, by prompt and sample."""
+    """Our generator with the length of each completion given, by prompt and sample."""
 
     length_PG: np.ndarray
 
@@ -128,12 +128,12 @@ def their_decoder(folder: str, prompts: Sequence[Prompt], length_PG: np.ndarray)
 
 
 def products(model: Any, passes: Sequence[tuple[int, int]], backward: bool) -> Call:
-    """The bare matrix products of passes of so many tokens, of which so many go through the head."""
+    """Return a call that does only the matrix products of passes of (tokens, tokens through the head)."""
     config = model.config
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     qkv = (config.num_attention_heads + 2 * config.num_key_value_heads) * dim
     shapes = [(hidden, qkv), (config.num_attention_heads * dim, hidden), (hidden, 2 * inner), (inner, hidden)]
-    # A matrix for each of them, as in a model they are too many for the processor's cache.
+    # Separate matrices for every block, as those of a model do not fit the processor's cache.
     blocks = [torch.randn(n, k).t() for _ in range(config.num_hidden_layers) for k, n in shapes]
     head = torch.randn(config.vocab_size, hidden).t()
 
@@ -196,7 +196,7 @@ def their_step(folder: str, recipe: Recipe, groups: Sequence[Group]) -> Call:
     )
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = n_micro
-    # As its `_prepare_inputs` hands them over: padded over the whole batch, prompts on the left.
+    # As its `_prepare_inputs` returns them: padded over the whole batch, prompts on the left.
     prompt, completion = [r.prompt_T for r in rollouts], [r.token_T for r in rollouts]
     ids, masks = zip(padded(prompt, left=True), padded(completion, left=False), strict=True)
     inputs = {
@@ -223,7 +223,7 @@ def their_step(folder: str, recipe: Recipe, groups: Sequence[Group]) -> Call:
 
 
 def padded(rows: Sequence[np.ndarray], left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and their mask, (N, T) each."""
+    """Return padded tokens and their mask, (N, T) each."""
     token_NT = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
     mask_NT = torch.zeros_like(token_NT)
     for n, row in enumerate(rows):
@@ -233,7 +233,7 @@ def padded(rows: Sequence[np.ndarray], left: bool) -> tuple[torch.Tensor, torch.
 
 
 def groups_of(prompts: Sequence[Prompt], tokenizer: Any, length_PG: np.ndarray) -> list[Group]:
-    """Completions of given lengths, of tokens at random: what they are costs nothing."""
+    """Return completions of given lengths with random tokens, as their content does not affect speed."""
     rng, groups = np.random.default_rng(0), []
     for prompt, length_G in zip(prompts, length_PG, strict=True):
         prompt_T = prompt_tokens(tokenizer, prompt)
@@ -259,7 +259,7 @@ def groups_of(prompts: Sequence[Prompt], tokenizer: Any, length_PG: np.ndarray) 
 
 
 def compare(name: str, tokens: int, calls: dict[str, Call], repeats: int, clock: Callable[[], float]) -> None:
-    """Print a line: seconds of ours, theirs and the floor, and the medians of their ratios by turn."""
+    """Print a line: tokens/s of ours, theirs and the floor, and median ratios within a turn."""
     seconds: dict[str, list[float]] = {side: [] for side in calls}
     for _ in range(repeats):
         for side, call in calls.items():
@@ -280,7 +280,7 @@ def compare(name: str, tokens: int, calls: dict[str, Call], repeats: int, clock:
 def compare_precisions(
     folder: str, recipe: Recipe, prompts: Sequence[Prompt], repeats: int, most_threads: int
 ) -> None:
-    """Print a line for decoding and a step, for each number of threads: seconds in both, and their ratios."""
+    """Print a line each for decoding and a step, by threads: CPU seconds in both precisions, and ratios."""
     length_PG = np.full((PROMPTS, SAMPLES), 16)
     groups = groups_of(prompts, load_tokenizer(folder), length_PG)
 
@@ -297,7 +297,7 @@ def compare_precisions(
     for what, make in (("decoding", decoding), ("a step", a_step)):
         seconds: dict[tuple[str, int], np.ndarray] = {}
         for precision in ("float32", "bfloat16"):
-            call = make(precision)  # one at a time: a model, its gradients and its moments are 2 GB
+            call = make(precision)  # one at a time: model, gradients and moments take 2 GB
             for threads in range(1, most_threads + 1):
                 torch.set_num_threads(threads)
                 measured_RC = np.array([seconds_of(call) for _ in range(repeats)])
@@ -311,7 +311,7 @@ def compare_precisions(
 
 
 def seconds_of(call: Call) -> tuple[float, float]:
-    """Make a call, and return its CPU seconds, of all threads, and its wall-clock seconds."""
+    """Return the CPU seconds of a call, over all threads, and its wall-clock seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
     call()
     return time.process_time() - cpu, time.perf_counter() - wall
@@ -373,7 +373,7 @@ def main() -> None:
 
 
 def void(value: object) -> None:
-    """Leave a result."""
+    """Discard a result."""
 
 
 if __name__ == "__main__":

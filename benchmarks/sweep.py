@@ -42,18 +42,18 @@ from simulation import PHIS, SDS, TRUTHS, drift, noise
 TRIALS, END = 20, 4800
 EVALUATIONS = (25, 40)
 GAIN, MID = (0.05, 0.35), (1 / 10, 1 / 1.5)
-"""Of a trial; C_mid as a share of the end."""
+"""Ranges of a trial's gain and of its C_mid as a share of the end."""
 OPTIONS = ((0.0, 0.95), (-0.02, 0.95), (0.02, 0.95), (0.0, 0.8), (0.0, 0.5))
-"""Margins and levels of the forecasts; the first are the defaults."""
+"""Margin and level of the forecasts; the first are the defaults."""
 REGRETS, ALIKE = (0.002, 0.005, 0.01), 0.0001
-"""At which budgets are read; regrets that differ by no more than that are alike."""
+"""Regrets at which budgets are read; regrets that differ by at most `ALIKE` count as equal."""
 ORDERS = {"one after another": 1, "four at a time": 4}
 OURS = ("forecast, margin 0, level 0.95", "early forecast, margin 0, level 0.95")
 
 
 @dataclass(frozen=True)
 class Trials:
-    """The trials of a study: steps (N,), true curves and what is measured of them (TRIALS, N)."""
+    """The trials of a study: steps (N,), true curves and measured pass rates (TRIALS, N)."""
 
     step_N: np.ndarray
     mean_TN: np.ndarray
@@ -85,14 +85,14 @@ def draw(rng: np.random.Generator) -> Trials:
 
 
 class SharedSweep(Sweep):
-    """A sweep that takes the fits that another has made of the same trials: they depend on the data alone."""
+    """A sweep that reuses the fits of others on the same trials, as fits depend only on the data."""
 
     def __init__(self, rule: Rule, made: dict[tuple[Hashable, int], dict[Rule, Reach]]) -> None:
         super().__init__(rule)
         self._made = made
 
     def reach(self, trial: Hashable, values: Values) -> Reach:
-        """As `Sweep.reach`."""
+        """Return the reach of a trial as `Sweep.reach` does, from a shared fit."""
         seen = self.rule.looked_at(values)
         key = trial, len(seen)
         if key not in self._made:
@@ -104,7 +104,7 @@ RULES = [Rule(END, margin, level, early=early) for margin, level in OPTIONS for 
 
 
 def _reaches(points: Points) -> dict[Rule, Reach]:
-    """What every rule says of a trial, from one fit."""
+    """Return what every rule says of a trial, from one fit."""
     if len(points) < MIN_EVALUATIONS:
         return dict.fromkeys(RULES, UNKNOWN)
     try:
@@ -115,7 +115,7 @@ def _reaches(points: Points) -> dict[Rule, Reach]:
 
 
 def pruners() -> dict[str, dict[str, optuna.pruners.BasePruner]]:
-    """By method and setting; the first of a method is its default, or ours."""
+    """Return the pruners by method and setting; the first of a method is its default, or ours."""
     asha, median, ours, early = {}, {}, {}, {}
     for factor, first in itertools.product((4, 2), (16, 8, 4, 2)):
         name = f"ASHA, factor {factor}, from 1/{first}"
@@ -136,7 +136,7 @@ def pruners() -> dict[str, dict[str, optuna.pruners.BasePruner]]:
 
 
 def sweep(trials: Trials, pruner: optuna.pruners.BasePruner, at_a_time: int) -> Outcome:
-    """Run a study, `at_a_time` trials side by side, each of which evaluates in turn."""
+    """Run a study with `at_a_time` trials side by side, which evaluate in turn."""
     sampler = optuna.samplers.RandomSampler(seed=0)
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
     waiting = TRIALS
@@ -167,7 +167,7 @@ def sweep(trials: Trials, pruner: optuna.pruners.BasePruner, at_a_time: int) -> 
 
 
 def study_of(seed: int, index: int) -> dict[tuple[str, str], Outcome]:
-    """What becomes of one study, by order and setting."""
+    """Return the outcomes of one study, by order and setting."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     trials = draw(np.random.default_rng([seed, index]))
     made: dict[tuple[Hashable, int], dict[Rule, Reach]] = {}
@@ -181,19 +181,19 @@ def study_of(seed: int, index: int) -> dict[tuple[str, str], Outcome]:
 
 
 def budget_at(regret: float, points: list[tuple[float, float]], whole: tuple[float, float]) -> float:
-    """The least budget with a mean regret of at most this on the frontier of (budget, regret)."""
+    """Return the least budget on the frontier of (budget, regret) with a mean regret of at most `regret`."""
     best = 1.0
     for (b0, r0), (b1, r1) in itertools.product([*points, whole], repeat=2):
         if r0 <= regret:
             best = min(best, b0)
-            if r1 > regret and b1 < b0:  # a study by the first, or by the second, in such shares
+            if r1 > regret and b1 < b0:  # mix the two settings over studies
                 share = (r1 - regret) / (r1 - r0)
                 best = min(best, share * b0 + (1 - share) * b1)
     return best
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share of `n` (Wilson 1927), which is sound at shares of 0 and 1, too."""
+    """Return the 95 % interval of a share of `n` (Wilson 1927), which is also valid at shares of 0 and 1."""
     z2 = 1.96**2
     middle, half = share + z2 / (2 * n), math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n**2)))
     return (middle - half) / (1 + z2 / n), (middle + half) / (1 + z2 / n)
@@ -209,7 +209,7 @@ def report(order: str, found: list[dict[tuple[str, str], Outcome]]) -> None:
         means[name] = budget, regret
         print(f"| {name} | {budget:.3f} ± {errors[0]:.3f} | {100 * regret:.2f} ± {100 * errors[1]:.2f} "
               f"| {kept:.3f} ({' to '.join(f'{end:.3f}' for end in wilson(kept, len(rows)))}) |")  # fmt: skip
-    # A regret below that of pruning nothing is luck.
+    # A regret below that of no pruning is luck.
     regrets = [*(max(means[name][1], means["none"][1]) + ALIKE for name in OURS), *REGRETS]
     heads = [f"{100 * regret:.2f}" for regret in regrets]
     heads[:2] = f"{heads[0]} (the forecast's)", f"{heads[1]} (the early one's)"

@@ -40,13 +40,13 @@ WARMUP_STEPS = 10
 TARGET = 0.70
 BATCH, SAMPLES = 16, 16
 PLAIN = "-transformers"
-"""A side of ours so named runs on transformers' own modules: there is no C compiler for it."""
+"""Suffix of a side of ours that runs on transformers' own modules, as it is given no C compiler."""
 EVALUATED = 2
-"""Completions of each held-out prompt."""
+"""Completions per held-out prompt."""
 
 
 def make_recipe(lr: float, steps: int, placement: str, seed: int = 0) -> Any:
-    """The recipe of scalerl's side, from which TRL's takes its numbers."""
+    """Return the recipe of scalerl's side, from which TRL's side takes its numbers."""
     from scalerl.rl.config.recipe import from_dict
 
     return from_dict(
@@ -68,7 +68,7 @@ def make_recipe(lr: float, steps: int, placement: str, seed: int = 0) -> Any:
 
 @dataclass
 class Clock:
-    """Time of training, and what the weights were when."""
+    """Training time, and copies of the weights along the way."""
 
     folder: Path
     every: int
@@ -76,15 +76,15 @@ class Clock:
     seconds: float = 0.0
     warm: float = 0.0
     copies: dict[int, tuple[float, Mapping[str, np.ndarray]]] = field(default_factory=dict)
-    """By step, the time and the weights."""
+    """Time in seconds and weights, by step."""
     _since: float = 0.0
 
     def start(self) -> None:
-        """Go, or go on."""
+        """Start the clock, or continue after a pause."""
         self._since = time.perf_counter()
 
     def tick(self, copy_weights: Callable[[], Mapping[str, np.ndarray]]) -> None:
-        """A step is done."""
+        """Count a step as done, and copy the weights off the clock if it is time."""
         self.seconds += time.perf_counter() - self._since
         self.step += 1
         if self.step == WARMUP_STEPS:
@@ -94,7 +94,7 @@ class Clock:
         self.start()
 
     def write(self) -> None:
-        """What `time_to_target` reads."""
+        """Write the files that `time_to_target` reads."""
         rate = (self.step - WARMUP_STEPS) * BATCH * SAMPLES / (self.seconds - self.warm)
         times = {step: seconds for step, (seconds, _) in self.copies.items()}
         (self.folder / "clock.json").write_text(json.dumps({"rate": rate, "seconds": times}))
@@ -103,7 +103,7 @@ class Clock:
 
 
 def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
-    """Our side: what `scalerl.rl.train.train` does, its record of every step included, but no evaluations."""
+    """Run our side: all that `scalerl.rl.train.train` does, step records included, but no evaluations."""
     import torch
 
     from scalerl.record.writer import RunWriter
@@ -124,7 +124,7 @@ def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
     pipeline = Pipeline(recipe, pool, generator, learner, verifier.start)
     writer, counters = RunWriter(clock.folder / "run", {"name": "race"}), RunCounters()
     try:
-        while generator.installed < 0:  # its process starts
+        while generator.installed < 0:  # until its process has started
             time.sleep(0.1)
         clock.start()
         for step in pipeline.steps():
@@ -139,7 +139,7 @@ def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
 
 
 def run_trl(args: argparse.Namespace, clock: Clock) -> None:
-    """TRL's side."""
+    """Run TRL's side."""
     import logging
 
     import torch
@@ -161,7 +161,7 @@ def run_trl(args: argparse.Namespace, clock: Clock) -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
 
     def reward(prompts: Any, completion_ids: Any, answer: Any, **kwargs: Any) -> list[float | None]:
-        # Without the end token, which a task's verifier never sees.
+        # Drop the end token, which a task's verifier never sees.
         texts = [text.removesuffix(tokenizer.eos_token) for text in tokenizer.batch_decode(completion_ids)]
         return [task.verify(Prompt("", "", a), text).value for text, a in zip(texts, answer, strict=True)]
 
@@ -218,7 +218,7 @@ def run_trl(args: argparse.Namespace, clock: Clock) -> None:
         callbacks=[Tick()],
     )
     trainer.train()
-    if torch.distributed.is_initialized():  # a process that just leaves aborts now and then
+    if torch.distributed.is_initialized():  # a process that just exits sometimes aborts
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
@@ -273,8 +273,8 @@ def run_side(args: argparse.Namespace, side: str, model: str, seed: int, folder:
 
 
 def time_to_target(folder: Path, evaluator: Any) -> tuple[float, float]:
-    """Seconds of training until the pass rate was TARGET, on a line between two copies of the weights; and
-    the pass rate at the end."""
+    """Return the seconds of training until pass rate TARGET, interpolated between copies of the weights, and
+    the final pass rate."""
     import torch
 
     from scalerl.rl.model.weights import WeightStream
@@ -337,7 +337,7 @@ def main() -> None:
         return
     clock = Clock(Path(args.folder), args.every)
     (run_trl if args.side == "trl" else run_scalerl)(args, clock)
-    if clock.step:  # with several processes, in the first alone
+    if clock.step:  # with several processes, only in the first
         clock.write()
 
 

@@ -26,7 +26,7 @@ TEMPERATURE = 1.0
 
 
 def measure(way: str, tokens: int, hidden: int, vocabulary: int, chunk: int) -> dict[str, float]:
-    """MiB above the inputs, seconds, and a number that is the same for both ways, of one pass."""
+    """Return MiB above the inputs, seconds, and a check value equal for both ways, of one pass."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 

@@ -1,9 +1,9 @@
-"""What MkDocs does to the pages of docs/ beyond Markdown: they stay readable as they are on a code host.
+"""MkDocs hooks that complete the pages of docs/ at build time; the sources stay readable on a code host.
 
-Links that leave docs/ become the path they lead to, as there is nothing to link to on the site; links that
-are named by a file get the title of its page. Comments of the form `<!-- table: NAME ARGUMENT -->` are
-replaced by a table made from the code, so that it cannot drift. A site that would load anything from the
-network is an error.
+A link that leaves docs/ becomes the path of its target, as the site has no page for it; a link whose text is
+a file name gets the title of that page. A comment `<!-- table: NAME ARGUMENT -->` is replaced by a table
+generated from the code, so that it cannot drift. The build fails if the site would load anything from the
+network.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _TABLE = re.compile(r"^<!-- table: (?P<name>[\w-]+)(?: (?P<argument>[\w-]+))? --
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in the tables, and name what a link outside of docs/ leads to."""
+    """Fill in the tables and rewrite the links."""
     folder = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
     filled = _TABLE.sub(lambda found: TABLES[found["name"]](*filter(None, [found["argument"]])), markdown)
     return _LINK.sub(lambda found: link(found, folder), filled)
 
 
 def link(found: re.Match[str], folder: str) -> str:
-    """A link, with the title of a page for the name of its file; where it leaves docs/, the path it has."""
+    """Return a link with its file name replaced by the page's title, or a path if it leaves docs/."""
     target, text = found["target"], found["text"]
     if "://" in target or target.startswith("mailto:"):
         return found[0]
@@ -48,14 +48,14 @@ def link(found: re.Match[str], folder: str) -> str:
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Look for what a browser would fetch from elsewhere."""
+    """Fail the build if a page or style sheet would load anything from the network."""
     for file in sorted(Path(config.site_dir).rglob("*")):
         if file.suffix in (".html", ".css") and (found := fetched(file.read_text(), file.suffix)):
             raise PluginError(f"{file}: loads {', '.join(found)}; the site works without the network")
 
 
 def fetched(text: str, suffix: str) -> list[str]:
-    """The addresses that a page or a style sheet loads something from; links that are followed are none."""
+    """Return the network addresses that a page or style sheet loads from; links to follow do not count."""
     if suffix == ".css":
         return _IN_STYLE.findall(text)
     tags = [tag for tag in _LOADING.findall(text) if not _NOT_LOADED.search(tag)]

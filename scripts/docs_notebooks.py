@@ -1,9 +1,9 @@
-"""Write the tutorials as notebooks, from docs/tutorials into examples/runs, where their logs are.
+"""Convert the tutorials in docs/tutorials to notebooks in examples/runs, where their logs are.
 
     python scripts/docs_notebooks.py
 
-Prose becomes Markdown cells, Python blocks and commands (`!scalerl ...`) become code cells, and what the page
-shows as their output is left out, as the notebook makes its own.
+Prose becomes Markdown cells; Python blocks and commands (`!scalerl ...`) become code cells. The output shown
+on the page is left out, as the notebook produces its own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "languag
 
 
 def notebook_of(name: str) -> Path:
-    """The file of a tutorial's notebook."""
+    """Return the path of a tutorial's notebook."""
     return ROOT / "examples" / "runs" / f"{name}.ipynb"
 
 
 def notebook(page: str) -> dict[str, Any]:
-    """A page as a notebook, without outputs."""
+    """Return a page as a notebook without outputs."""
     cells, end = [], 0
     text = re.sub(r"^<!-- example: .* -->\n+", "", page, flags=re.MULTILINE)
     text = re.sub(r" The same as a\s+notebook:\s+\[\w+\.ipynb\]\([^)]*\)\.", "", text)
@@ -52,7 +52,7 @@ def notebook(page: str) -> dict[str, Any]:
 
 
 def markdown(text: str) -> list[dict[str, Any]]:
-    """A cell of prose, with its links as they are from examples/runs; none for empty lines."""
+    """Return a Markdown cell whose links are relative to examples/runs, or none for blank text."""
     text = re.sub(r"<!-- .* -->\n+", "", text)
     text = _SIBLING.sub(r"](../../docs/tutorials/\g<page>", text)
     text = _LINK.sub(lambda found: f"](../{'../' if found['up'] else '../docs/'}{found['rest']})", text)
@@ -60,7 +60,7 @@ def markdown(text: str) -> list[dict[str, Any]]:
 
 
 def cell(kind: str, text: str, **more: Any) -> dict[str, Any]:
-    """A cell of a notebook."""
+    """Return a notebook cell."""
     return {"cell_type": kind, "metadata": {}, "source": text.strip("\n").splitlines(keepends=True), **more}
 
 

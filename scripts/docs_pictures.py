@@ -1,8 +1,8 @@
-"""The pictures of README.md and docs/gallery.md, from the runs in examples/runs and benchmarks/studies.
+"""Draw the pictures of README.md and docs/gallery.md from the data in examples and benchmarks/studies.
 
     python scripts/docs_pictures.py [NAME ...]      all of them, or some: forecast compare systems decline
 
-Each is drawn from data in this repository and written to docs/assets. Nothing is trained.
+They are written to docs/assets. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ plt.rcParams.update(
 
 
 def table(name: str) -> scalerl.Points:
-    """The evaluations of one run in examples/runs."""
+    """Return the evaluations of one run in examples/runs."""
     return scalerl.read_table(RUNS / f"{name}.csv", x="flops", y="pass_rate")
 
 
 def until(points: scalerl.Points, compute: float) -> scalerl.Fit:
-    """The fit of what had been measured by then."""
+    """Return the fit of what had been measured by `compute`."""
     return scalerl.fit(points, max_compute=compute)
 
 
 def draw_forecast(ax: Axes, points: scalerl.Points, seen: float) -> None:
-    """Draw what was known at `seen`, the forecast made there, and what was measured after."""
+    """Draw what was known at `seen` FLOPs, the forecast made there, and what was measured later."""
     x_N, y_N, end = points.compute_N, points.pass_rate_N, float(points.compute_N[-1])
     fit = until(points, seen)
     ahead = np.linspace(seen, end, 60)
@@ -67,7 +67,7 @@ def draw_forecast(ax: Axes, points: scalerl.Points, seen: float) -> None:
 
 
 def forecast(out: Path) -> None:
-    """A run of the demonstration's recipe, forecast at a quarter and at half, before its curve has bent."""
+    """Draw a run of the demonstration's recipe, forecast at a quarter and at half, before its curve bends."""
     points = scalerl.read_table(ROOT / "examples" / "curves" / "lr2.5e-6-seed1.csv", x="flops")
     end = float(points.compute_N[-1])
     fig, axes = plt.subplots(1, 2, figsize=(10, 3.9), sharey=True, layout="constrained")
@@ -85,7 +85,7 @@ def forecast(out: Path) -> None:
 
 
 def compare(out: Path) -> None:
-    """Two recipes of three seeds each, with their fits."""
+    """Draw two recipes, three seeds each, with their fits."""
     fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
     for recipe, color in (("scalerl", BLUE), ("length_penalty", ORANGE)):
         for seed in range(3):
@@ -96,7 +96,7 @@ def compare(out: Path) -> None:
 
 
 def draw_fit(ax: Axes, points: scalerl.Points, color: str, label: str | None, ahead: float = 1.0) -> None:
-    """Draw the evaluations of a run, and its fit up to `ahead` times its compute."""
+    """Draw the evaluations of a run and its fit up to `ahead` times its compute."""
     fit = scalerl.fit(points)
     grid = np.linspace(0, ahead * points.compute_N[-1], 80)[1:]
     made = [fit.forecast(c) for c in grid]
@@ -107,7 +107,7 @@ def draw_fit(ax: Axes, points: scalerl.Points, color: str, label: str | None, ah
 
 
 def systems(out: Path) -> None:
-    """Five systems of eight seeds each: the study that is kept as systems.tar.xz."""
+    """Draw five systems, eight seeds each: the study archived as systems.tar.xz."""
     fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
     arms = {"base": BLUE, "magistral": GREEN, "minimax_m1": ORANGE, "deepseek_grpo": "#aa4499"}
     arms["qwen25_dapo"] = MUTED
@@ -127,7 +127,7 @@ def systems(out: Path) -> None:
 
 
 def decline(out: Path) -> None:
-    """A simulated run that falls after its forecast: where forecasts fail."""
+    """Draw a simulated run that declines after its forecast: a case in which forecasts fail."""
     rng = np.random.default_rng(3)
     compute_N = np.linspace(0, 300 * GFLOP, 31)
     rise = Curve(LOG_LOGISTIC, A=0.72, B=2.0, C_mid=40 * GFLOP, R_0=0.3)(compute_N)

@@ -1,4 +1,4 @@
-"""Tables of the documentation that are made from the code: the commands, the recipe, the names of metrics."""
+"""Tables of the documentation generated from the code: commands, recipe keys, names of metrics, formats."""
 
 from __future__ import annotations
 
@@ -47,28 +47,28 @@ MEANINGS = {
     "loss": "loss",
     "lr": "learning rate",
 }
-"""Roles of a vocabulary in the words of the pages."""
+"""What the pages call each role of a vocabulary."""
 
 
 def cell(text: str) -> str:
-    """Text as a cell of a table; within code MkDocs takes a bar for itself."""
+    """Return text as a table cell, bars escaped except in code, where MkDocs needs no escape."""
     parts = re.split(r"(`[^`]*`)", re.sub(r"\s+", " ", text).strip())
     return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in parts)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *(map(cell, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def code(names: Iterable[str]) -> str:
-    """Names as code, apart by commas."""
+    """Return names as code, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def metrics(trainer: str) -> str:
-    """What is taken for what in the logs of one trainer."""
+    """Return the table of which metric is read for what in one trainer's logs."""
     from scalerl.ingest.vocabularies import BY_TRAINER
 
     vocabulary = BY_TRAINER[trainer]
@@ -86,7 +86,7 @@ def metrics(trainer: str) -> str:
 
 
 def all_metrics() -> str:
-    """The same of all trainers, one after the other, with how each is recognised."""
+    """Return the metrics table of every trainer, each with how the trainer is recognised."""
     from scalerl.ingest.vocabularies import VOCABULARIES
 
     parts = []
@@ -97,14 +97,14 @@ def all_metrics() -> str:
 
 
 def formats() -> str:
-    """The formats that are recognised, in the order in which they are tried."""
+    """Return the table of recognised formats, in the order in which they are tried."""
     from scalerl.ingest.formats.recognise import formats as all_formats
 
     return table(["`--format`", "what"], [(f"`{one.name}`", one.what) for one in all_formats()])
 
 
 def commands() -> str:
-    """Every command with its arguments, from the parser that reads them."""
+    """Return a section for every command with its arguments, taken from the parser."""
     from scalerl.cli.main import _parser
 
     return "\n\n".join(_commands(_parser()))
@@ -158,7 +158,7 @@ def _named(action: argparse.Action) -> str:
 
 
 def recipe() -> str:
-    """Every key of a recipe, with its default and meaning, the variants of a choice apart."""
+    """Return a table of all recipe keys with default and meaning, and a section for each choice of kinds."""
     from scalerl.rl.config.recipe import Recipe
 
     rows, parts = [], []
@@ -175,7 +175,7 @@ def recipe() -> str:
 
 
 def _variant(cls: type, item: Field[Any]) -> str:
-    """One kind of a choice: what it is, and its keys."""
+    """Return the description of one kind of a choice, and the table of its keys."""
     kind = _kind(cls)
     title = f'**`kind = "{kind}"`** ' if kind else ""
     head = f"{title}{_prose(inspect.getdoc(cls) or '')}"
@@ -184,7 +184,7 @@ def _variant(cls: type, item: Field[Any]) -> str:
 
 
 def _rows(cls: type, prefix: str, of: str = "") -> Iterator[tuple[str, str, str]]:
-    """The keys of a class and those of the tables within it; `of` says to which kind they belong."""
+    """Yield the keys of a class and of its nested tables; `of` says which kind they belong to."""
     said = _said(cls)
     for item, hint in _fields(cls):
         key = f"{prefix}.{item.name}"
@@ -197,13 +197,13 @@ def _rows(cls: type, prefix: str, of: str = "") -> Iterator[tuple[str, str, str]
 
 
 def _meaning(item: Field[Any], hint: Any, said: dict[str, str]) -> str:
-    """What stands below a field, after the words that it may be."""
+    """Return the string below a field, preceded by the words it may be if it is a Literal."""
     words = code(get_args(hint)) if get_origin(hint) is Literal else ""
     return ". ".join(filter(None, [words, said.get(item.name, "")]))
 
 
 def _prose(doc: str) -> str:
-    """A docstring as Markdown: what is indented in it are equations."""
+    """Return a docstring, up to its "Args:", as Markdown; indented lines are equations."""
     text = doc.partition("Args:")[0].strip()
     return re.sub(
         r"(?:^ {2,}\S.*(?:\n|\Z))+",
@@ -219,7 +219,7 @@ def _fields(cls: type) -> Iterator[tuple[Field[Any], Any]]:
 
 
 def _variants(hint: Any) -> list[Any]:
-    """The dataclasses that may stand at a place."""
+    """Return the dataclasses that a type hint allows."""
     found = [hint] if is_dataclass(hint) else []
     return found + [one for part in get_args(hint) for one in _variants(part)]
 
@@ -250,7 +250,7 @@ def _default(item: Field[Any]) -> str:
 
 
 def _said(cls: type) -> dict[str, str]:
-    """The strings that stand below the fields of a class, by the names of the fields."""
+    """Return the strings below the fields of a class, by field name."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = {}
@@ -263,7 +263,7 @@ def _said(cls: type) -> dict[str, str]:
 
 
 def alternatives() -> str:
-    """What other tools tell: a table of README.md."""
+    """Return the table of README.md that compares other tools."""
     section = README.read_text().partition("## Compared with other tools")[2].partition("\n## ")[0]
     return "\n".join(line for line in section.splitlines() if line.startswith("|"))
 
@@ -276,4 +276,4 @@ TABLES: dict[str, Callable[..., str]] = {
     "commands": commands,
     "recipe": recipe,
 }
-"""What `<!-- table: NAME ARGUMENT -->` in a page is replaced by."""
+"""Functions that return the table for `<!-- table: NAME ARGUMENT -->`, by NAME."""

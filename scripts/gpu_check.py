@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def run_here(check: Check, tiny: bool) -> dict[str, Any]:
-    """Run one check in this process; returns its figures."""
+    """Run one check in this process; return its status and figures."""
     from gpu_checks.lab import Lab
 
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def run_here(check: Check, tiny: bool) -> dict[str, Any]:
 
 
 def run_all(out: Path, minutes: float, only: list[str] | None, tiny: bool) -> int:
-    """Run the checks that are not done yet, in order; returns the exit status."""
+    """Run the checks that are not done yet, in order; return the exit status."""
     done = set() if only else _done(out)
     started, failed = time.monotonic(), 0
     for check in CHECKS:
@@ -105,7 +105,7 @@ def _named(name: str) -> Check:
 
 
 def _in_process(check: Check, seconds: float, tiny: bool) -> dict[str, Any]:
-    """Run a check in a process group of its own, which is killed at its limit."""
+    """Run a check in its own process group, which is killed at its time limit."""
     command = [sys.executable, str(Path(__file__).resolve()), "--here", check.name, *["--tiny"] * tiny]
     started = time.monotonic()
     process = subprocess.Popen(

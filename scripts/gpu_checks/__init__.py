@@ -1,12 +1,12 @@
-"""The checks of scripts/gpu_check.py, in order of worth.
+"""The checks of scripts/gpu_check.py, most valuable first.
 
-lab.py        the device, shapes and models of a check; how things are timed
+lab.py        the device, shapes and models of a check; timing
 numerics.py   imports; the LM head; the learner's step on the device against the CPU
-engine.py     log-probabilities, replay across updates of the weights, decoding speed
-vllm_engine.py  vLLM beside the learner: completions over versions loaded in flight, and its speed
+engine.py     log-probabilities, replay across weight updates, decoding speed
+vllm_engine.py  vLLM beside the learner: completions across weight updates in flight, and its speed
 training.py   a trainer step, compiled or not: losses, speed, MFU and peak memory
 runs.py       `scalerl train` killed and resumed, in one process, under torchrun and under Ray
-peers.py      several processes: collectives, a peer that is lost, memory shared between processes
+peers.py      several processes: collectives, a lost peer, memory shared between processes
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 
 
 class SkippedError(Exception):
-    """A check that this machine cannot make, with the reason."""
+    """Raised, with the reason, by a check that cannot run on this machine."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check: a function `module.function(lab)` that returns figures, and raises where they are wrong."""
+    """One check: a function `module.function(lab)` that returns figures, or raises if they are wrong."""
 
     name: str
     at: str
     seconds: int
-    """Time limit, start of the process included."""
+    """Time limit, including the start of the process."""
     says: str
 
     def run(self, lab: Any) -> dict[str, Any]:
-        """Run it in this process; `lab` is a `Lab`."""
+        """Run the check in this process; `lab` is a `Lab`."""
         module, function = self.at.split(".")
         return getattr(importlib.import_module(f"gpu_checks.{module}"), function)(lab)
 

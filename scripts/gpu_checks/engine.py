@@ -1,4 +1,4 @@
-"""Log-probabilities, replay across updates of the weights, decoding speed.
+"""Log-probabilities, replay across weight updates, decoding speed.
 
 Shapes in names: T tokens of a completion.
 """
@@ -21,7 +21,7 @@ from scalerl.rl.types import Prompt, Rollout
 
 
 def generator_of(model: Any, slots: int, tokens: int, n_prompts: int) -> TorchGenerator:
-    """Return a generator on transformers' modules, `n_prompts` prompts admitted, two completions each."""
+    """Return a generator on transformers' modules with `n_prompts` prompts submitted, 2 completions each."""
     rule = LengthRule(tokens - 1, 1, Marker((END_TOKEN,)))
     sampling = Sampling(1.0, True, 0, 16, rule, END_TOKEN, "transformers")
     generator = TorchGenerator(model, chain_tokenizer(), sampling, slots)
@@ -31,12 +31,12 @@ def generator_of(model: Any, slots: int, tokens: int, n_prompts: int) -> TorchGe
 
 
 def prompt_of(n: int) -> Prompt:
-    """Return a prompt of the chain task, another for each number below 100."""
+    """Return a prompt of the chain task, different for each `n` below 100."""
     return Prompt(f"p/{n}", f"{n % 10} + {n // 10 % 10} * 3 =", "")
 
 
 def logps(lab: Lab) -> dict[str, Any]:
-    """Recorded log-probabilities against one forward pass over the whole completion, float32 and bf16."""
+    """Compare recorded log-probabilities with one forward pass over the completion, in float32 and bf16."""
     figures: dict[str, Any] = {}
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         model = lab.model(dtype)
@@ -58,7 +58,7 @@ def _gap(model: Any, rollout: Rollout) -> np.ndarray:
 
 
 def replay_updates(lab: Lab) -> dict[str, Any]:
-    """Completions over nine versions of the weights, against a replay by version with one stale cache."""
+    """Check completions across nine weight versions against a replay by version with one stale cache."""
     model = lab.model(torch.float32, small=True)
     generator, versions = generator_of(model, 4, 40, 6), weights_of_versions(model, 8)
     for version, weights in enumerate(versions):
@@ -69,7 +69,7 @@ def replay_updates(lab: Lab) -> dict[str, Any]:
 
 
 def weights_of_versions(model: Any, updates: int) -> list[dict[str, torch.Tensor]]:
-    """Return copies of the weights of `model`, and `updates` more with noise of their own."""
+    """Return a copy of the weights of `model` and `updates` copies with independent noise."""
     base = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     torch.manual_seed(1)
     noisy = [{n: w + 0.05 * w.std() * torch.randn_like(w) for n, w in base.items()} for _ in range(updates)]
@@ -82,7 +82,7 @@ def replayed(
     groups: Iterable[Iterable[Rollout]],
     most: int | None = None,
 ) -> dict[str, Any]:
-    """Replay up to `most` completions that span updates, and as often with versions that are one too late."""
+    """Replay up to `most` completions that span updates, each also with weights one version late."""
     rollouts = [rollout for group in groups for rollout in group]
     spanning = [rollout for rollout in rollouts if len(set(rollout.version_T.tolist())) > 1][:most]
     assert spanning, "no completion saw an update"
@@ -97,7 +97,7 @@ def replayed(
 
 @torch.no_grad()
 def _replay_error(model: Any, versions: list[dict[str, torch.Tensor]], rollout: Rollout, late: int) -> float:
-    """Return the largest difference, token by token; `late` plants an error in the versions."""
+    """Return the largest per-token difference; `late` delays each version by as many, to plant an error."""
     from transformers import DynamicCache
 
     device, cache = next(model.parameters()).device, DynamicCache()
@@ -120,7 +120,10 @@ def _replay_error(model: Any, versions: list[dict[str, torch.Tensor]], rollout: 
 
 
 def decode(lab: Lab) -> dict[str, Any]:
-    """Tokens/s of full slots, and the share of what reading weights and cache once a step allows."""
+    """Measure tokens/s with full slots, and their share of the limit set by memory reads.
+
+    At that limit a step takes as long as reading the weights and the KV cache once.
+    """
     model, rate = lab.model(tied=True), lab.bytes_per_second()
     figures: dict[str, Any] = {"copy_gb_per_second": rate / 1e9}
     for slots, tokens in ((16, 512), (64, 512), (16, 4096), (64, 4096)):
@@ -134,7 +137,7 @@ def decode(lab: Lab) -> dict[str, Any]:
 
 
 def _decoded(lab: Lab, model: Any, slots: int, tokens: int, rate: float) -> tuple[float, float]:
-    """Return tokens/s of a few hundred decode steps at the mean length, measured and allowed."""
+    """Return tokens/s over up to 256 decode steps: measured, and at the limit of memory reads."""
     generator = generator_of(model, slots, tokens, slots)
     ticks = min(tokens // 2, 256)
     for _ in range(4):

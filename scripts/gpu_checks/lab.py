@@ -1,4 +1,4 @@
-"""Device, shapes and models of a check; how things are timed."""
+"""Device, shapes and models of a check; timing."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ TINY = {
 
 @dataclass(frozen=True)
 class Lab:
-    """Where a check runs, and how large it is."""
+    """Where a check runs and at what size."""
 
     device: torch.device
     tiny: bool
     folder: Path
-    """Empty, and removed afterwards."""
+    """Scratch folder, empty at the start and removed afterwards."""
 
     @classmethod
     def of(cls, tiny: bool, folder: Path) -> Lab:
-        """Return the first GPU, or with `tiny` whatever there is."""
+        """Return a lab on this machine's compute device."""
         torch.set_num_threads(2)
         return cls(compute_device(), tiny, folder)
 
     def size(self, real: int, tiny: int) -> int:
-        """Return a size: of the real check, or of the tiny one."""
+        """Return `tiny` in a tiny check, otherwise `real`."""
         return tiny if self.tiny else real
 
     def model(
@@ -60,20 +60,20 @@ class Lab:
         tied: bool = False,
         spread: float = 2.0,
     ) -> Any:
-        """Return a model of the Qwen3-0.6B shape with random weights; `small` is of no size at all.
+        """Return a model of the Qwen3-0.6B shape with random weights, or of a tiny shape with `small`.
 
         `spread` is the standard deviation of its logits.
 
-        `tied` is Qwen3's own choice, for speed and memory. Random weights then repeat the last token, at this
-        spread with a probability of one, which says nothing about log-probabilities: those are checked
-        untied, or at a small spread.
+        `tied` embeddings are Qwen3's own choice; use them to measure speed and memory. With random weights
+        a tied model repeats the last token, with probability one at the default spread. That says nothing
+        about log-probabilities: check those untied or at a small spread.
         """
         shape = TINY if self.tiny or small else QWEN3_06B
         more = {"tie_word_embeddings": tied, "max_position_embeddings": 8192}
         return random_qwen3(dtype, self.device, spread, **shape, **more)
 
     def seconds(self, run: Callable[[], Any]) -> float:
-        """Return the seconds of one run, until the device is done."""
+        """Return the seconds that `run` takes, including its work on the device."""
         self.wait()
         started = time.perf_counter()
         run()
@@ -81,45 +81,45 @@ class Lab:
         return time.perf_counter() - started
 
     def best_seconds(self, run: Callable[[], Any], times: int = 5) -> float:
-        """Return the seconds of the fastest of some runs, after two to warm up."""
+        """Return the seconds of the fastest of `times` runs, after two warm-up runs."""
         for _ in range(2):
             run()
         return min(self.seconds(run) for _ in range(times))
 
     def wait(self) -> None:
-        """Return when the device has nothing left to do."""
+        """Wait until the device has finished all its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def peak_gib(self) -> float | None:
-        """Return the largest memory that tensors took since `forget_peak`; None without a GPU."""
+        """Return the peak memory of tensors since `forget_peak`, in GiB; None without a GPU."""
         if self.device.type != "cuda":
             return None
         return torch.cuda.max_memory_allocated(self.device) / 2**30
 
     def forget_peak(self) -> None:
-        """Begin to measure the peak anew."""
+        """Reset the peak of memory."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def bytes_per_second(self) -> float:
-        """Return the rate of a large copy, bytes read and written."""
+        """Return the rate of a large copy, counting bytes read and bytes written."""
         n = self.size(2**30, 2**20)
         source, target = (torch.empty(n, dtype=torch.uint8, device=self.device) for _ in range(2))
         return 2 * n / self.best_seconds(lambda: target.copy_(source))
 
     def flops_per_second(self) -> float:
-        """Return the rate of a large bf16 matrix product, which an MFU is a share of."""
+        """Return the rate of a large bf16 matrix product, the denominator of the MFU."""
         d = self.size(8192, 256)
         a, b = (torch.randn(d, d, dtype=torch.bfloat16, device=self.device) for _ in range(2))
         return 2 * d**3 / self.best_seconds(lambda: a @ b)
 
 
 def within(figures: dict[str, Any], **limits: float) -> dict[str, Any]:
-    """Return `figures`, each of `limits` checked to be finite and at most that.
+    """Check that every figure in `limits` is finite and at most its limit; return `figures`.
 
     Raises:
-        AssertionError: one is not; the message has all figures.
+        AssertionError: a figure is not; the message has all figures.
     """
     for name, limit in limits.items():
         if not (np.isfinite(figures[name]) and figures[name] <= limit):

@@ -22,7 +22,7 @@ PACKAGES = ("torch", "transformers", "numpy", "ray", "vllm", "flash-attn", "trit
 
 
 def imports(lab: Lab) -> dict[str, Any]:
-    """Versions of what is installed, and what the device is."""
+    """Report the installed versions and the device."""
     import scalerl.rl
     import scalerl.rl.train  # noqa: F401
 
@@ -43,7 +43,7 @@ def _version(package: str) -> str | None:
 
 
 def head(lab: Lab) -> dict[str, Any]:
-    """The head in FP32 on bf16 weights: within rounding of float64, and its cost beside a bf16 head."""
+    """Check the FP32 head on bf16 weights against float64, and time it against a bf16 head."""
     model = lab.model()
     weight_VD = model.get_output_embeddings().weight
     hidden_WD = torch.randn(lab.size(512, 16), weight_VD.shape[1], device=lab.device, dtype=torch.bfloat16)
@@ -56,14 +56,14 @@ def head(lab: Lab) -> dict[str, Any]:
             figures[f"{name}_ms"] = 1e3 * lab.best_seconds(
                 lambda fp32=fp32: log_probs_TV(model, hidden_WD, 1.0, fp32)
             )
-    # TF32 products in the head would be off by 1e-3: this is the check that they are not in use.
+    # TF32 products in the head would be off by 1e-3, so this limit shows that they are not in use.
     within(figures, fp32_error=1e-4)
     assert figures["bf16_error"] > 3 * figures["fp32_error"], figures
     return figures
 
 
 def learner(lab: Lab) -> dict[str, Any]:
-    """Five steps in float32 on the device and on the CPU, from the same weights."""
+    """Compare five float32 steps on the device and on the CPU from the same weights."""
     recipe = load_recipe("demo", ["batch.micro=4", "optimiser.lr=1e-3", "engine.kind=transformers"])
     here = lab.model(torch.float32, small=True)
     there = copy.deepcopy(here).cpu()
@@ -76,5 +76,5 @@ def learner(lab: Lab) -> dict[str, Any]:
         "losses_differ": max(abs(a - b) for a, b in zip(*losses, strict=True)),
         "loss": losses[0][-1],
     }
-    # Adam divides by the root of squares: where a gradient is near 0 its sign may differ, and a step is lr.
+    # Adam normalises the gradient: where a gradient is near 0, its sign may differ and a step is lr.
     return within(figures, weights_differ=2e-3, losses_differ=1e-3)

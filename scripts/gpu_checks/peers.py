@@ -1,6 +1,6 @@
-"""Several processes: collectives, a peer that is lost, memory shared between processes.
+"""Several processes: collectives, a lost peer, memory shared between processes.
 
-NCCL takes one process per device: with one GPU the checks of collectives are skipped. On a CPU gloo is used.
+NCCL needs a device per process: with one GPU the checks of collectives are skipped. On a CPU gloo is used.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SECONDS = 20
 
 
 def shared_memory(lab: Lab) -> dict[str, Any]:
-    """A tensor made here is read, and written, by another process without a copy."""
+    """Check that another process reads and writes a tensor of this one without a copy."""
     context, n = mp.get_context("spawn"), lab.size(2**26, 2**10)
-    values = (torch.arange(n, device=lab.device) % 1024).float()  # exact in float32, and so is twice of it
+    values = (torch.arange(n, device=lab.device) % 1024).float()  # exact in float32, and so are their doubles
     if lab.device.type == "cpu":
         values.share_memory_()
     queue, answers = context.Queue(), context.Queue()
@@ -49,20 +49,20 @@ def _double(queue: Any, answers: Any) -> None:
     values *= 2
     if values.is_cuda:
         torch.cuda.synchronize()
-    del values  # before its owner may free it
+    del values  # before its owner may free the memory
     answers.put(total)
 
 
 def collectives(lab: Lab) -> dict[str, Any]:
-    """Broadcast and all-reduce of two ranks, each on its own device."""
+    """Check an all-reduce and time a broadcast of two ranks, each on its own device."""
     seconds = _two_ranks(lab, _collect)
     return {"broadcast_seconds": seconds, "backend": _backend(lab)}
 
 
 def lost_peer(lab: Lab) -> dict[str, Any]:
-    """A receiver is killed in a broadcast of weights: the sender gets an error, and sends to another.
+    """Kill a receiver of a weight broadcast: the sender must get an error and go on with another receiver.
 
-    On a GPU the sender has a group of its own as well, as a learner on actors has.
+    On a GPU the sender is also in a group of its own, like a learner that runs as actors.
     """
     groups = [
         BroadcastGroup(_backend(lab), "127.0.0.1", free_port("127.0.0.1"), 2, _SECONDS) for _ in range(2)
@@ -79,7 +79,7 @@ def _two_ranks(lab: Lab, work: Any) -> float:
 
 
 def _processes(lab: Lab, calls: Sequence[tuple[Any, ...]]) -> float:
-    """Run functions in processes; return what one of them puts into the queue that all get last."""
+    """Run functions in processes; return what one of them puts into the queue, their last argument."""
     if lab.device.type == "cuda" and torch.cuda.device_count() < 2:
         raise SkippedError("NCCL needs a GPU per process, and there is one")
     context = mp.get_context("spawn")
@@ -137,7 +137,7 @@ def _collect(rank: int, device: torch.device) -> float | str:
 def _send(kind: str, device: int, groups: Sequence[BroadcastGroup], answers: Any) -> None:
     values = torch.ones(2**20, device=_device(kind, device))
     if kind == "cuda":
-        # The monitor of a process's first group is what aborts it, by default 8 minutes after an error.
+        # The monitor of a process's first group aborts it, by default 8 minutes after an error.
         os.environ |= {
             "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "5",
             "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000",
@@ -149,7 +149,7 @@ def _send(kind: str, device: int, groups: Sequence[BroadcastGroup], answers: Any
     Joined.of(groups[0], 0).broadcast(values)
     started = time.perf_counter()
     try:
-        for _ in range(100):  # the other has died by then
+        for _ in range(100):  # the receiver has died by then
             Joined.of(groups[0], 0).broadcast(values)
             time.sleep(0.1)
         answers.put("broadcasts went on without their receiver")
@@ -157,8 +157,8 @@ def _send(kind: str, device: int, groups: Sequence[BroadcastGroup], answers: Any
         Joined.leave()
         took = time.perf_counter() - started
         Joined.of(groups[1], 0).broadcast(2 * values)
-        # A watchdog that ends the process does so within some seconds, and the monitor after its dump (1 s of
-        # polling, 2 s of dumps) and 5 s more.
+        # Outlive both: a watchdog would end the process within a few seconds, and the monitor 5 s after its
+        # dump (1 s of polling, 2 s of dumps).
         time.sleep(30 if kind == "cuda" else 5)
         answers.put(took)
 
@@ -171,7 +171,7 @@ def _receive_and_die(kind: str, device: int, groups: Sequence[BroadcastGroup], a
 def _receive(kind: str, device: int, groups: Sequence[BroadcastGroup], answers: Any) -> None:
     values = torch.zeros(2**20, device=_device(kind, device))
     deadline = time.monotonic() + 3 * _SECONDS
-    while True:  # until the sender has come to the second group
+    while True:  # until the sender has reached the second group
         try:
             Joined.of(groups[1], 1).broadcast(values)
             break

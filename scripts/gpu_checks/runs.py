@@ -1,7 +1,7 @@
 """`scalerl train` killed and resumed, in one process, under torchrun and under Ray.
 
-The model is the demonstration's: what is checked is that a run lives through a SIGKILL with a sound record on
-this device, not how fast it is.
+The model is the demonstration's. The checks show that a run survives a SIGKILL with a sound record on this
+device, not how fast it is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TINY = ("model=chain-base:hidden_size=32", "task.heldout_per_length=10", "batch
 
 
 def killed_and_resumed(lab: Lab) -> dict[str, Any]:
-    """One process: killed in the middle, resumed, and held against a run that was left alone."""
+    """Kill and resume a run of one process, and compare it with an uninterrupted run."""
     train = [sys.executable, "-m", "scalerl", "train"]
     figures = _kill_and_resume(lab, train, lab.folder / "killed")
     whole = lab.folder / "whole"
@@ -58,7 +58,7 @@ def killed_and_resumed(lab: Lab) -> dict[str, Any]:
 
 
 def sharded(lab: Lab) -> dict[str, Any]:
-    """Under torchrun, a rank for each GPU (two on a CPU): sharded checkpoints, killed and resumed."""
+    """Kill and resume a run with sharded checkpoints under torchrun, one rank per GPU (two on a CPU)."""
     ranks = torch.cuda.device_count() or 2
     train = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
     figures = _kill_and_resume(lab, [*train, "-m", "scalerl", "train"], lab.folder / "sharded")
@@ -66,13 +66,14 @@ def sharded(lab: Lab) -> dict[str, Any]:
 
 
 def under_ray(lab: Lab) -> dict[str, Any]:
-    """A local cluster: a generator and the evaluation, which share a GPU where there are fewer than three."""
+    """Run on a local Ray cluster; with fewer than three GPUs, generator and evaluation share one."""
     return _on_local_cluster(lab)
 
 
 def vllm_under_ray(lab: Lab) -> dict[str, Any]:
-    """The same for three steps with a worker of vLLM, to which Ray gives the GPU that it shares with the
-    learner: weights stay in its memory. On a CPU they travel by the object store.
+    """Run three steps on a local Ray cluster with a vLLM worker that shares the learner's GPU.
+
+    Weights stay in the GPU's memory. On a CPU they travel through the object store.
     """
     engine = Vllm()
     try:
@@ -80,7 +81,7 @@ def vllm_under_ray(lab: Lab) -> dict[str, Any]:
     except InputError as error:
         raise SkippedError(str(error)) from error
     if lab.device.type == "cuda":
-        use_first(1)  # for the run, which inherits it
+        use_first(1)  # inherited by the run
     steps = 3
     figures = _on_local_cluster(
         lab,
@@ -116,7 +117,7 @@ def _kill_and_resume(lab: Lab, train: Sequence[str], run: Path) -> dict[str, Any
                 raise AssertionError(f"the run ended with {process.returncode} before it was killed")
             time.sleep(0.05)
     finally:
-        for pid in [process.pid, *descendants(process.pid)]:  # torchrun's ranks are in sessions of their own
+        for pid in [process.pid, *descendants(process.pid)]:  # torchrun's ranks have their own sessions
             os.kill(pid, signal.SIGKILL)
         process.wait()
     killed_at, started = _steps(run), time.monotonic()
@@ -127,7 +128,7 @@ def _kill_and_resume(lab: Lab, train: Sequence[str], run: Path) -> dict[str, Any
 
 
 def _sound(run: Path) -> dict[str, Any]:
-    """Return the last pass rate and staleness, where the checker of run folders finds no fault."""
+    """Check the run folder; return its last pass rate and largest `logp_shift`."""
     from record_checker import check
 
     faults = check(run)

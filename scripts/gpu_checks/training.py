@@ -1,4 +1,4 @@
-"""Speed, MFU and peak memory of a trainer step, and whether compiled layers compute what the others do.
+"""Speed, MFU and peak memory of a trainer step, and whether compiled layers agree with the others.
 
 Shapes in names: N completions, T tokens of a completion, prompt included.
 """
@@ -44,23 +44,24 @@ ROWS = {
     "checkpointed": (*_COMPILED, "learner.activation_checkpointing=true"),
     SHARDED: _COMPILED,
 }
-"""Changes of the recipe; the first row is what the others are held against."""
-# Of bf16's rounding, which each way of computing does in another order. Were tokens to attend to what is not
-# theirs, log-probabilities would be off by their own spread, which is .25.
+"""Changes to the recipe; the other rows are compared with the first."""
+# Room for bf16 rounding, as each row computes in a different order. If tokens attended to another completion,
+# log-probabilities would be off by their own spread, which is .25.
 _LIMITS = {"logps_differ": 0.02, "losses_differ": 5e-3, "gradients_differ": 0.05}
 
 
 def step(lab: Lab) -> dict[str, Any]:
-    """Steps of 32 completions of 512 tokens by the learner of `scalerl train`: by completions of a forward
-    pass, and compiled, also with checkpoints and with FSDP2 on one rank; the peak of memory beside what
-    `--dry-run` says of it.
+    """Time steps of 32 completions of 512 tokens with the learner of `scalerl train`, once per row of `ROWS`.
 
-    Before it is timed, each makes a step of that batch and of two with fewer tokens, of lengths that differ.
-    Compiling is in these. They have the log-probabilities, losses and gradients of the first row, and none
-    was compiled so often that PyTorch gave up.
+    Rows differ in completions per forward pass, compilation, activation checkpointing and FSDP2 on one rank.
+    The peak of memory is reported beside the estimate of `--dry-run`.
+
+    Before it is timed, each row steps on that batch and on two shorter ones of uneven lengths, which includes
+    compilation. These steps must match the log-probabilities, losses and gradients of the first row, and no
+    function may reach PyTorch's limit of recompilations.
     """
     folder, completions, tokens = lab.folder / "model", lab.size(32, 8), lab.size(512, 16)
-    # Of a spread at which tokens that are drawn evenly are no rare ones, though the model repeats the last.
+    # At this spread uniformly drawn tokens are not too unlikely, although a tied model favours the last one.
     model = lab.model(tied=True, spread=0.25)
     model.save_pretrained(folder)
     shape, count = ModelShape.of(model.config.to_dict(), "random"), FlopCount.of(model)
@@ -80,7 +81,7 @@ def step(lab: Lab) -> dict[str, Any]:
         with _compiling(lab), _one_rank(lab, row == SHARDED):
             lab.forget_peak()
             learner = load_learner(recipe, folder)
-            if not expected:  # whose importance ratios are then 1, but for rounding and two small steps
+            if not expected:  # then importance ratios are 1, except for rounding and two small steps
                 batches = [_sampled_by(learner, batch) for batch in batches]
             try:
                 steps = [learner.step(batch) for batch in batches]
@@ -98,10 +99,10 @@ def step(lab: Lab) -> dict[str, Any]:
                 **_apart(steps, expected),
             }
             del learner
-        if row != SHARDED:  # of which the formula has none with one rank
+        if row != SHARDED:  # the formula does not cover sharding over one rank
             found["formula_gib"] = trainer_memory(recipe, shape).total / 2**30
         faults += [f"{row}: {fault}" for fault in _faults(lab, recipe, found)]
-    # Of all rows at once: time on a GPU is dear.
+    # Report the faults of all rows at once, as GPU time is expensive.
     assert not faults, (faults, figures)
     return figures
 
@@ -127,7 +128,7 @@ def _faults(lab: Lab, recipe: Recipe, found: dict[str, Any]) -> Iterator[str]:
 
 @torch.no_grad()
 def _sampled_by(learner: Learner, batch: Batch) -> Batch:
-    """Return a batch with the log-probabilities that its tokens have now, in place of those recorded."""
+    """Return the batch with the learner's own log-probabilities in place of those recorded."""
     logp_NT = batch.behaviour_logp_NT.copy()
     for n in range(len(batch)):
         one = slice(n, n + 1)
@@ -138,13 +139,13 @@ def _sampled_by(learner: Learner, batch: Batch) -> Batch:
 
 @contextmanager
 def _compiling(lab: Lab) -> Iterator[None]:
-    """Begin with nothing compiled; raise where PyTorch would give up to compile a function once more.
+    """Start with nothing compiled, and raise at PyTorch's limit of recompilations of a function.
 
-    Of shapes of no size the graphs are made, but no code.
+    In a tiny check the graphs are captured, but no code is generated.
     """
     torch._dynamo.reset()
     counters.clear()
-    gc.collect()  # a compiled block refers to itself, and so holds the learner before
+    gc.collect()  # a compiled block refers to itself, and so keeps the previous learner alive
     how = partial(compile_blocks, backend="eager" if lab.tiny else "inductor")
     dynamo: Any = torch._dynamo.config
     with mock.patch.object(load, "compile_blocks", how), dynamo.patch(fail_on_recompile_limit_hit=True):
@@ -153,7 +154,7 @@ def _compiling(lab: Lab) -> Iterator[None]:
 
 @contextmanager
 def _one_rank(lab: Lab, wanted: bool) -> Iterator[None]:
-    """Where it is `wanted`, a process group of this process alone, over which a learner is sharded."""
+    """If `wanted`, make a process group of this process alone, over which a learner is sharded."""
     if not wanted:
         yield
         return
@@ -165,12 +166,12 @@ def _one_rank(lab: Lab, wanted: bool) -> Iterator[None]:
 
 
 def batch_of(completions: int, tokens: int, vocabulary: int) -> Batch:
-    """Return one group of random completions after a prompt of a quarter of their tokens, half right."""
+    """Return one group of random completions, half of them right; a quarter of their tokens is the prompt."""
     return _batch([tokens] * completions, tokens // 4, vocabulary)
 
 
 def uneven_batch_of(completions: int, tokens: int, vocabulary: int) -> Batch:
-    """Return the same with completions that end between half of `tokens` and all."""
+    """Return such a batch whose completions range from half of `tokens` to all of them."""
     length_N = np.linspace(tokens // 2, tokens, completions).astype(int).tolist()
     return _batch(length_N, tokens // 4, vocabulary)
 

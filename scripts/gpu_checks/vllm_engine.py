@@ -1,6 +1,6 @@
-"""vLLM beside the learner, on the same device: completions over versions loaded in flight, and its speed.
+"""vLLM beside the learner on one device: completions across weight updates in flight, and its speed.
 
-vLLM has a Python of its own: `SCALERL_VLLM_PYTHON`, or what `make vllm` sets up.
+vLLM has its own Python: `SCALERL_VLLM_PYTHON`, or the one that `make vllm` sets up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UPDATES = 8
 
 
 def updates_in_flight(lab: Lab) -> dict[str, Any]:
-    """Completions over versions handed to vLLM in the device's memory, replayed by version with one cache."""
+    """Replay, by version and with one cache, completions across versions that vLLM got in device memory."""
     model, version = lab.model(torch.float32, small=True), 0
     versions = weights_of_versions(model, _UPDATES)
     with _generating(lab, model, "float32", slots=4, tokens=300, more=("--enforce-eager",)) as generator:
@@ -43,12 +43,12 @@ def updates_in_flight(lab: Lab) -> dict[str, Any]:
         groups = generator.take(24)
         install_ms = [1e3 * seconds for seconds in generator.update_seconds[1:]]
     figures = {"updates": version, "install_ms": sorted(install_ms)[len(install_ms) // 2]}
-    # Its attention multiplies in TF32 on a GPU.
+    # vLLM's attention multiplies in TF32 on a GPU.
     return within(figures | replayed(model, versions, groups, most=8), error=2e-2)
 
 
 def decode(lab: Lab) -> dict[str, Any]:
-    """Tokens/s of vLLM with 16 and 64 slots, 512 tokens, and the seconds of an update meanwhile."""
+    """Measure vLLM's tokens/s with 16 and 64 slots of 512 tokens, and the seconds of an update meanwhile."""
     dtype = torch.float32 if lab.tiny else torch.bfloat16
     model, name = lab.model(dtype, tied=True), str(dtype).removeprefix("torch.")
     slots, tokens = lab.size(64, 8), lab.size(512, 32)
@@ -71,7 +71,7 @@ def decode(lab: Lab) -> dict[str, Any]:
 def _generating(
     lab: Lab, model: Any, precision: str, slots: int, tokens: int, more: tuple[str, ...] = ()
 ) -> Iterator[VllmGenerator]:
-    """Yield a started generator with one worker, on the device that `model` is on."""
+    """Yield a started generator with one worker, on the same device as `model`."""
     settings = Vllm(
         gpu_memory=0.3,
         arguments=("--block-size", "32", *more),

@@ -1,7 +1,7 @@
 """Forecast, train and compare reinforcement learning for language models by compute-performance curves.
 
     errors.py files.py jsonl.py limits.py frames.py model_config.py numbers.py quantiles.py tty.py   for any
-    kinds.py, own_code.py     what `kind` names in a recipe, a class of your own too
+    kinds.py, own_code.py     what `kind` names in a recipe: a built-in variant, or a class of your own
     record/        the run folder: what a run writes, and every reader reads
     curve/         the fit of one run, its prior and its answers
     forecast/      comparisons, backtests, forecasts during a run, rivals
@@ -10,8 +10,8 @@
     view/          pages, charts, tables, the terminal, the local server
     integrations/ plan/ study/ cli/     forecasts in other tools, the planner, recipes x seeds, the commands
 
-A room imports only those above it in this list, and not all of them: `tests/test_imports.py` has the rules.
-The names below are loaded when they are first used: importing the package takes no numpy.
+A room imports only rooms above it in this list, and not all of these: `tests/test_imports.py` has the rules.
+The names below are loaded on first use, so that importing the package does not import numpy.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
-"""`python -m scalerl` is the command `scalerl`."""
+"""Run the command `scalerl` as `python -m scalerl`."""
 
 from scalerl.cli.main import main
 
-if __name__ == "__main__":  # spawned processes import this module, too
+if __name__ == "__main__":  # spawned processes import this module too
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""Packages that import their public names on first access, so that no command waits for all of them."""
+"""Packages that import their public names on first access, so that no command waits for names it ignores."""
 
 import ast
 import inspect
@@ -21,7 +21,7 @@ class _LazyPackage(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: object) -> None:
-        # Importing a submodule binds it to its package; `curve.fit` is the function all the same.
+        # Importing a submodule binds it to its package; `curve.fit` must stay the function.
         if not (isinstance(value, ModuleType) and name in self.__dict__.get("_homes", {})):
             super().__setattr__(name, value)
 
@@ -30,9 +30,9 @@ class _LazyPackage(ModuleType):
 
 
 def lazy(package: str) -> None:
-    """Let `package` offer what its `if TYPE_CHECKING:` imports, and import it on demand.
+    """Make the names in the `if TYPE_CHECKING:` block of `package` public, and import each on first access.
 
-    There `import Name as Name` says to type checkers that the name is public.
+    In that block, `import Name as Name` marks the name as public for type checkers.
     """
     module = sys.modules[package]
     module.__class__ = _LazyPackage

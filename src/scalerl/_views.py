@@ -1,8 +1,8 @@
 """Views of results in a notebook or on axes of matplotlib.
 
-A notebook calls a method of the result (`_repr_html_`), and users expect `Fit.plot`. But results must not
-import `scalerl.view`, which draws them, as it imports them. So results call what is declared here, and the
-package, above both, says which module has it.
+A notebook calls a method of the result (`_repr_html_`), and users expect `Fit.plot`. But `scalerl.view` draws
+results and imports their modules, so these must not import it. Results call the functions declared here
+instead, and the package's `__init__.py`, above both, says which module has them.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Shown = Callable[[Any], str]
 
 
 class Views(Protocol):
-    """The functions that show results, of which every first argument is the result, or several."""
+    """Functions that show results; the first argument of each is one result or several."""
 
     plot: Callable[..., Any]
     latex: Callable[[Any, float | None], str]
@@ -27,10 +27,10 @@ _source: list[Callable[[], Views]] = []
 
 
 def shown_by(source: Callable[[], Views]) -> None:
-    """Set the function that returns what shows results; it is called when the first one is shown."""
+    """Set the function that returns the views; it is called each time a result is shown."""
     _source[:] = [source]
 
 
 def views() -> Views:
-    """Return what shows results."""
+    """Return the functions that show results."""
     return _source[0]()

@@ -1,4 +1,4 @@
-"""The errors for users: one line each, with an exit status."""
+"""Errors for users: one line each, with an exit status."""
 
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 class ScalerlError(Exception):
     """Base of every error that `scalerl` raises on purpose; its text is one line for the user.
 
-    Characters that are not printable (a line break in the name of a column, say) are escaped.
+    Unprintable characters (a line break in a column's name, say) are escaped.
     """
 
     exit_status = 2
@@ -19,13 +19,13 @@ class ScalerlError(Exception):
 
 
 class InputError(ScalerlError):
-    """The input or the usage is wrong: the text names file, line, column or key, and what would be right."""
+    """The input or the usage is wrong: the text names the file, line, column or key, and what is expected."""
 
     exit_status = 2
 
 
 class OwnCodeError(InputError):
-    """A class of the user's own raised an error, or returned what it must not; nothing has changed by it."""
+    """A user's custom class raised an error or returned an invalid value; it has changed no state."""
 
 
 class CannotAnswerError(ScalerlError):
@@ -41,7 +41,7 @@ class InterruptedRunError(ScalerlError):
 
 
 class DivergedError(ScalerlError):
-    """Training produced a number that is not finite at `step`; the record up to there is kept."""
+    """Training produced a number at `step` that is not finite; the record up to there is kept."""
 
     exit_status = 1
 
@@ -67,9 +67,9 @@ class WorkerError(ScalerlError):
 
 
 class OutOfMemoryError(WorkerError):
-    """A process of the run has asked for more memory than there is; the text says what to change.
+    """A process of the run requested more memory than there is; the text says what to change.
 
-    `torn` says that it was in the middle of a change, so that no checkpoint can be made of it.
+    `torn` says that the process failed in the middle of a change, so its state cannot be checkpointed.
     """
 
     def __init__(self, message: str, torn: bool = False) -> None:
@@ -82,7 +82,7 @@ class OutOfMemoryError(WorkerError):
 
 
 class LearnerLostError(WorkerError):
-    """Processes of a learner on a cluster were lost: the run can resume from its last checkpoint.
+    """Processes of a learner on a cluster were lost; the run can resume from its last checkpoint.
 
     `who` names the lost process, with its `node` and the time `at` (Unix seconds) if they are known.
     """
@@ -107,14 +107,14 @@ class MovedError(WriteError):
 def printable(text: str) -> str:
     """Escape the unprintable characters of a text from a file, for a terminal or a page.
 
-    These are line breaks, control codes of terminals, marks that change the text direction, and unpaired
-    surrogates, which no encoding takes.
+    They are line breaks, control codes of terminals, marks that change the text direction, and unpaired
+    surrogates, which no encoding accepts.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def number_of(value: Any, what: str) -> float:
-    """Convert an argument to a float; infinities and NaN are numbers here.
+    """Convert an argument to a float; infinities and NaN are accepted.
 
     Raises:
         InputError: it is text, None or of another type; `what` names it.
@@ -143,7 +143,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's error; its type if it has no text."""
+    """Return the first line of a library's error, or the name of its type if it has no text."""
     text = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
 
@@ -156,9 +156,9 @@ def brief_error(error: BaseException) -> str:
 
 @contextmanager
 def in_one_line(what: str) -> Iterator[None]:
-    """Raise an InputError that says `what` is wrong and why, where code of others raises anything.
+    """Turn any error of foreign code in the block into an InputError that says `what` is wrong and why.
 
-    Errors of this package are raised as they are, as they have their line.
+    Errors of this package pass through unchanged: they are one line already.
     """
     try:
         yield
@@ -169,8 +169,8 @@ def in_one_line(what: str) -> Iterator[None]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the one of `known` that is spelt most like a word that is none of them, if any is near."""
-    import difflib  # only where something is wrong
+    """Return the word of `known` whose spelling is closest to an unknown word; None if none is close."""
+    import difflib  # here, as only errors need it
 
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
 

@@ -21,24 +21,24 @@ _RETRY, _SELDOM = 1.0, 60.0
 _BACK_OFF = 10
 """A failed read is followed by a pause of at least this many times its duration."""
 _PIPE_SECONDS = 5.0
-"""How long a named pipe may stay without data."""
+"""How long to wait for data from a named pipe."""
 _KERNEL = frozenset(
     (
         *("proc", "sysfs", "debugfs", "tracefs", "securityfs", "configfs", "cgroup", "cgroup2", "bpf"),
         *("pstore", "efivarfs", "fusectl", "mqueue", "devpts", "binfmt_misc", "selinuxfs", "rpc_pipefs"),
     )
 )
-"""File systems whose files the kernel generates when they are read."""
+"""File systems whose files the kernel generates on reading."""
 _UNIX_ONLY = ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC")
 _NO_WAIT, _NO_LINK, _NOT_INHERITED = (getattr(os, name, 0) for name in _UNIX_ONLY)
-"""Flags of `os.open`; 0 on Windows, whose files have no such thing and are not inherited anyway."""
+"""Flags of `os.open`; 0 on Windows, which lacks them and lets no child process inherit files anyway."""
 _BINARY = getattr(os, "O_BINARY", 0)
-"""The flag with which Windows does not translate line ends."""
+"""The flag that stops Windows from translating line ends."""
 _T = TypeVar("_T")
 
 
 def as_path(path: str | Path) -> Path:
-    """Return a path that a user gives; an InputError says so where it is none."""
+    """Convert a user's argument to a path; raise an InputError if it cannot be one."""
     try:
         return Path(path)
     except TypeError:
@@ -46,14 +46,14 @@ def as_path(path: str | Path) -> Path:
 
 
 def open_input(path: Path) -> BinaryIO:
-    """Open a file that a user names, or a pipe with a writer.
+    """Open a file named by the user, or a pipe that has a writer.
 
     Raises:
         InputError: it is a device, a socket, a kernel file, or a named pipe without a writer.
         OSError: it cannot be opened.
     """
     check_input(path, pipes=True)
-    # Without waiting, as the opening of a pipe waits for a writer.
+    # Non-blocking, as opening a pipe would wait for a writer.
     handle = os.open(path, os.O_RDONLY | _NO_WAIT | _NOT_INHERITED | _BINARY)
     try:
         if stat.S_ISFIFO(os.fstat(handle).st_mode):
@@ -79,7 +79,7 @@ def reading(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: str | Path, more: str = "") -> Iterator[None]:
-    """Turn an OSError in the block into a WriteError that names `path`, with `more` behind it."""
+    """Turn an OSError in the block into a WriteError that names `path`; `more` is appended to the message."""
     try:
         yield
     except OSError as error:
@@ -89,8 +89,8 @@ def writing(path: str | Path, more: str = "") -> Iterator[None]:
 def check_input(path: Path, pipes: bool = False) -> None:
     """Raise an InputError unless a path is a folder or a file, or, with `pipes`, a pipe.
 
-    Kernel files claim to be regular and have 0 bytes, or 4096, or 128 TB (/proc/kcore); reading one may block
-    for ever (/proc/kmsg) or have effects. Only their file system distinguishes them.
+    Kernel files claim to be regular and to have 0 bytes, 4096, or 128 TB (/proc/kcore). Reading one may block
+    for ever (/proc/kmsg) or have side effects. Only their file system tells them from other files.
 
     Raises:
         OSError: there is no such path, or access is denied.
@@ -109,10 +109,10 @@ def check_input(path: Path, pipes: bool = False) -> None:
 
 
 def _has_writer(handle: int, path: Path) -> bool:
-    """Whether a pipe delivers data; one without a name has a writer, and is waited for without limit."""
+    """Whether a pipe delivers data in time; an unnamed pipe has a writer, and no time limit."""
     try:
         is_named = stat.S_ISFIFO(os.lstat(os.path.realpath(path)).st_mode)
-    except OSError:  # /dev/fd/63 leads to no real name
+    except OSError:  # /dev/fd/63 resolves to no real name
         is_named = False
     poll = select.poll()
     poll.register(handle, select.POLLIN)
@@ -121,7 +121,7 @@ def _has_writer(handle: int, path: Path) -> bool:
 
 @cache
 def _kernel_systems() -> dict[int, str]:
-    """Return the devices of all mounted kernel file systems, with their kinds; only Linux has them."""
+    """Return the kinds of all mounted kernel file systems, by device number; empty except on Linux."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -137,21 +137,21 @@ def _kernel_systems() -> dict[int, str]:
 
 
 def write_atomically(path: Path, text: str | Iterable[str], errors: str = "strict") -> None:
-    """Write `text`, or its parts, to `path` atomically: to another file, synced, then renamed.
+    """Write `text`, or its parts, to `path` atomically: write and sync another file, then rename it.
 
     `errors` is as for `open`.
 
     Raises:
         OSError: `path` cannot be written, or is a device, a pipe or a socket.
     """
-    # The rename would put a file in the place of a device: of /dev/null, or of the link /dev/stdout, for all.
-    if path.is_dir():  # of `.` there is no file beside it
+    # The rename would replace a device (/dev/null) or a link (/dev/stdout) by a file, for the whole system.
+    if path.is_dir():  # `.` has no name from which to make that of a file beside it
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     is_other = path.exists() and not path.is_file()
     if is_other or os.path.realpath(path.parent) == "/dev":
         raise OSError(errno.EINVAL, "a device, a pipe or a socket; expected the name of a file")
     aside = path.with_name(f".{os.urandom(8).hex()}.part")
-    # A new file with a random name: an existing link, or a file of another process, is never written to.
+    # A new file with a random name, so that no existing link or file of another process is written to.
     # The permissions are those of a plain `open`.
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _NOT_INHERITED | _BINARY, 0o666)
     try:
@@ -166,7 +166,7 @@ def write_atomically(path: Path, text: str | Iterable[str], errors: str = "stric
 
 
 def is_aside(path: Path) -> bool:
-    """Whether a file is, by its name, a left-over of a killed `write_atomically`."""
+    """Whether the name of a file marks it as a left-over of a killed `write_atomically`."""
     return path.name.startswith(".") and path.suffix == ".part"
 
 
@@ -179,7 +179,7 @@ def lock(folder: Path, busy: str) -> int:
         OSError: there is no such folder.
     """
     try:
-        import fcntl  # absent on Windows, where logs can be read and fitted all the same
+        import fcntl  # absent on Windows, where logs can still be read and fitted
     except ImportError:
         raise InputError(f"{folder}: run folders are written on Linux and macOS only") from None
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -193,7 +193,7 @@ def lock(folder: Path, busy: str) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
+    """Wait until a file, or the list of files of a folder, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -202,22 +202,22 @@ def sync(path: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Return where base models and compiled C are kept: $SCALERL_CACHE, or else in the user's cache."""
+    """Return the folder of base models and compiled C: $SCALERL_CACHE, or else one in the user's cache."""
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("SCALERL_CACHE") or Path(user) / "scalerl")
 
 
 def folder_name(name: str, empty: str = "_") -> str:
-    """Turn a name into a folder name that every file system accepts; `empty` if nothing remains of it.
+    """Turn a name into a folder name that every file system accepts; `empty` if no character remains.
 
-    Different names may give the same result, except for long ones.
+    Different names may give the same folder name, except for long ones, which get a hash.
     """
     kept = re.sub(r"[^\w.=+-]+", "_", name).strip("._") or empty
     if len(kept.encode()) <= _LONGEST_NAME_BYTES:
         return kept
     import hashlib
 
-    # Two long names may differ only in what is cut off.
+    # Two long names may differ only beyond the cut.
     start = kept.encode()[:_LONGEST_NAME_BYTES].decode(errors="ignore")
     return f"{start}_{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
 
@@ -226,11 +226,11 @@ Signature = tuple[Any, ...]
 
 
 def signature(path: Path) -> Signature | None:
-    """Return a value that changes when the content of `path` does; None if there is nothing to see.
+    """Return a value that changes when the content of `path` changes; None if `path` cannot be read.
 
-    In a run folder the files that are read count, in another folder all files below it.
+    It covers the files of a run folder that readers use, and all files below any other folder.
     """
-    place = os.fspath(path)  # joining texts takes a fifth of the time of joining paths
+    place = os.fspath(path)  # joining strings takes a fifth of the time of joining paths
     if (evals := _state(f"{place}/evals.jsonl")) is not None:
         return evals, *(_state(f"{place}/{name}") for name in _OF_RUNS)
     try:
@@ -238,13 +238,13 @@ def signature(path: Path) -> Signature | None:
     except OSError:
         return None
     if not is_folder:
-        # SQLite writes new data into files beside it, and only later into the file.
+        # SQLite writes new data first to files beside the database, and only later to the database.
         return tuple(_state(place + end) for end in _BESIDE)
     return tuple(
         (name, _state(f"{folder}/{name}"))
         for folder, _, names in os.walk(place)
         for name in sorted(names)
-        if not name.endswith("-shm")  # SQLite's readers write to it
+        if not name.endswith("-shm")  # SQLite's readers write to these files
     )
 
 
@@ -261,8 +261,8 @@ def _last_write(found: Signature | None) -> float:
 class Changing:
     """Reads a path again only when it has changed.
 
-    A failed read is retried with back-off even without a change: the end of some failures, as of permissions
-    and locks, leaves no trace there. With `always` it is read at every call, as what is on a server.
+    A failed read is retried with back-off even without a change, as some failures (permissions, locks) end
+    without a trace in the file. With `always`, every call reads it, as for a source on a server.
     """
 
     def __init__(self, path: Path, always: bool = False) -> None:
@@ -273,7 +273,7 @@ class Changing:
         self._wait, self._again = 0.0, math.inf
 
     def is_due(self) -> bool:
-        """Whether `read` would call its reader."""
+        """Whether `read` would call its reader now."""
         self._now = signature(self.path)
         return self._always or self._now != self._seen or monotonic() >= self._again
 
@@ -284,13 +284,13 @@ class Changing:
         return -math.inf if math.isnan(at) else at
 
     def read(self, reader: Callable[[], _T]) -> _T | None:
-        """Return what `reader` returns; None if it is not due."""
+        """Return the result of `reader`, or None if no read is due."""
         if not self.is_due():
             return None
         started = monotonic()
         if self._now != self._seen:
             self._wait = 0.0
-        # What was seen before the read: a change during it is due again.
+        # The signature from before the read, so that a change during it is due again.
         self._seen, self._again = self._now, math.inf
         try:
             return reader()

@@ -1,6 +1,6 @@
 """Results as pandas data frames, and numbers from data frames and arrays of any library.
 
-Without pandas, which is optional, results as data frames raise an InputError.
+pandas is optional: without it, converting a result to a data frame raises an InputError.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from scalerl.errors import InputError
 
 FRAME = "data frame"
-"""What errors call a data frame, which has no name."""
+"""The name of a data frame in error messages."""
 _TIMES = "mM"  # NumPy's kinds of durations and dates, which become nanoseconds as floats
 
 
@@ -21,7 +21,7 @@ def data_frame(columns: Mapping[str, Any]) -> Any:
 
 
 def whole_numbers(values: Sequence[int | None]) -> Any:
-    """Return a column of whole numbers, with NA for None."""
+    """Return a column of integers, with NA for None."""
     return _pandas().array(list(values), dtype="Int64")
 
 
@@ -34,12 +34,12 @@ def _pandas() -> Any:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return these columns of rows that may lack some, by name."""
+    """Return the named columns of rows; None where a row lacks one."""
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 def numbers_in(frame: Any, name: str) -> np.ndarray:
-    """Return the numbers of a column of a data frame, (N,), NaN where a cell has none."""
+    """Return the numbers of a data frame's column, (N,), with NaN for empty cells."""
     names = [str(column) for column in frame.columns]
     if names.count(name) != 1:
         what = f"{names.count(name)} columns are" if name in names else "no column is"
@@ -53,10 +53,10 @@ def numbers_in(frame: Any, name: str) -> np.ndarray:
 
 
 def numbers_of(values: Any, what: str) -> np.ndarray:
-    """Return numbers as an array of floats, NaN where a cell is masked; `what` names them in errors."""
+    """Return numbers as an array of floats, with NaN for masked cells; `what` names them in errors."""
     try:
         if np.asarray(values).dtype.kind in _TIMES:
             raise InputError(f"{what}: holds dates or durations: give numbers, such as hours since the start")
         return np.ma.array(values, dtype=float, copy=True).filled(np.nan)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last of torch, where a gradient is kept
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a torch tensor that requires grad
         raise InputError(f"{what}: not all numbers ({error})") from error

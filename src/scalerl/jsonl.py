@@ -1,6 +1,6 @@
 """JSON and JSON Lines, and the content of any file that a user names.
 
-A file that cannot be read, or a line that is not a JSON object, is an InputError that names it.
+A file that cannot be read, or a line that is not a JSON object, raises an InputError that names it.
 """
 
 import codecs
@@ -26,7 +26,7 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc FILE > LOG"),
     b"\xfd7zXZ\0": ("xz", "xz -dc FILE > LOG"),
 }
-"""What compressed files start with; the commands take one of any name."""
+"""The first bytes of compressed files; the commands accept files of any name."""
 
 
 def read_bytes(path: Path) -> bytes:
@@ -39,7 +39,7 @@ def read_bytes(path: Path) -> bytes:
     with reading(path), open_input(path) as file:
         about = os.fstat(file.fileno())
         limits.WHOLE.check(about.st_size, path)
-        # The size of a pipe is 0 in `stat`, whatever comes out of it.
+        # `stat` reports a size of 0 for a pipe.
         return file.read() if stat.S_ISREG(about.st_mode) else whole_of(file, str(path))
 
 
@@ -72,7 +72,7 @@ def parse_json(data: bytes, where: str) -> Any:
 
 
 def why_not_json(error: ValueError) -> str:
-    """Return the reason of a `ValueError` of `parse_json`; the line only where the text has several."""
+    """Return why `parse_json` raised a `ValueError`; it names the line only if the text has several."""
     if not isinstance(error, json.JSONDecodeError):
         return str(error)
     line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
@@ -106,7 +106,7 @@ def read_rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
 def read_last(path: Path) -> dict[str, Any]:
     """Return the last complete object of a JSONL file that may be written to; empty if there is none.
 
-    Only its last 256 KiB are read, as the file of a long run is large.
+    Only the last 256 KiB are read, as the file of a long run is large.
     """
     with reading(path):
         if not path.exists():
@@ -120,7 +120,7 @@ def read_last(path: Path) -> dict[str, Any]:
 
 
 def object_of(line: str | bytes) -> dict[str, Any]:
-    """Return the JSON object of a line; empty where it is none, as of one that is being written."""
+    """Return the JSON object of a line; empty if it is not one, as when the line is still being written."""
     with suppress(ValueError, RecursionError):
         found = json.loads(line)
         return found if isinstance(found, dict) else {}
@@ -128,7 +128,7 @@ def object_of(line: str | bytes) -> dict[str, Any]:
 
 
 def parse_jsonl(data: bytes, source: str, warnings: list[str]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the objects of a JSONL text with their line numbers; `warnings` gets an unfinished last line.
+    """Return the objects of a JSONL text with their line numbers; an unfinished last line goes to `warnings`.
 
     Raises:
         InputError: the text is in UTF-16, or a line other than the last is not a JSON object.
@@ -147,9 +147,9 @@ def iter_jsonl(data: bytes, source: str, warnings: list[str]) -> Iterator[tuple[
 def parse_lines(
     lines: Iterable[tuple[int, bytes, bool]], source: str, warnings: list[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line numbers and objects; a line is its number, its text, and whether it ends with a line break.
+    """Yield line numbers and objects, from lines given as (number, text, ends with a line break).
 
-    `warnings` gets an unfinished last line.
+    An unfinished last line goes to `warnings`.
     """
     for number, line, ended in lines:
         if not line.strip():
@@ -174,7 +174,7 @@ def number(value: Any, name: str) -> float:
     """Return the finite number of a field; Python writes NaN, Infinity and integers of any size to JSON.
 
     Raises:
-        InputError: the value is something else; names the field.
+        InputError: the value is anything else; the message names the field.
     """
     try:
         found = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
@@ -189,7 +189,7 @@ def whole(value: Any, name: str, least: int = 0) -> int:
     """Return the whole number of a field, from `least` to 2**53, beyond which float64 skips integers.
 
     Raises:
-        InputError: the value is something else; names the field.
+        InputError: the value is anything else; the message names the field.
     """
     found = number(value, name)
     if not (found.is_integer() and least <= found <= 2**53):
@@ -236,8 +236,8 @@ def flat(
     """Flatten nested objects in their order; keys are joined by `separator`, after `prefix`.
 
     Raises:
-        InputError: they have more values, levels or characters of names than the limits allow. A name is
-            repeated for everything below it: 100 kB before 40,000 keys are 4 GB.
+        InputError: they exceed the limits of values, levels or characters in names. A name is repeated for
+            everything below it: a name of 100 kB above 40,000 keys takes 4 GB.
     """
     found: dict[str, Any] = {}
     waiting: list[tuple[str, Any, int]] = [(f"{prefix}{key}", values[key], 1) for key in reversed([*values])]

@@ -1,7 +1,7 @@
-"""Kinds: the dataclass that `kind` names in a table, a variant of the package or one of the user's own.
+"""Kinds: the dataclass that `kind` names in a table, a variant of the package or a custom class of the user.
 
 cispo                      a variant of the package
-my_package.losses:Topr     a class of the user's own, by any name of `scalerl.own_code`
+my_package.losses:Topr     a custom class, by any name that `scalerl.own_code` accepts
 """
 
 import inspect
@@ -30,17 +30,17 @@ class Choice:
     built_in: Any
     """The variants of the package: a union of dataclasses, each with its name as the `Literal` of `kind`."""
     try_out: Callable[[Any], None] | None = None
-    """Calls an object of a custom class once; raises an InputError where it does not do what it should."""
+    """Calls an object of a custom class once, and raises an InputError if it does not do what it should."""
     each: bool = False
-    """Whether the field maps names to such tables, in place of being one."""
+    """Whether the field maps names to such tables, instead of being one."""
 
     @property
     def variants(self) -> dict[str, type]:
-        """The variants of the package by their kinds."""
+        """The variants of the package, by `kind`."""
         return {get_args(get_type_hints(one)["kind"])[0]: one for one in get_args(self.built_in)}
 
     def own(self, kind: Any) -> type | None:
-        """Return the custom class that a `kind` names, checked; None for a variant of the package or no name.
+        """Return the custom class that `kind` names, checked; None for a variant of the package or no string.
 
         Raises:
             InputError: there is no such kind, it cannot be loaded, or does not satisfy the protocol.
@@ -62,10 +62,10 @@ class Choice:
         return cls
 
     def make(self, kind: str) -> Any:
-        """Return an object of the custom class that `kind` names, of its defaults; None where it names none.
+        """Return an object of the custom class that `kind` names, with its defaults; None if it names none.
 
         Raises:
-            InputError: the class cannot be loaded, does not satisfy the protocol, or cannot be made.
+            InputError: the class cannot be loaded, does not satisfy the protocol, or has no defaults.
         """
         cls = find(kind, self.group)
         if cls is None:
@@ -120,7 +120,7 @@ class Choice:
         from pydantic_core import core_schema
 
         def validate(value: Any, built_in: Callable[[Any], Any]) -> Any:
-            # Custom classes were made and checked before: pydantic knows the variants of the package alone.
+            # Custom objects were made and checked before: pydantic knows only the variants of the package.
             return value if is_dataclass(value) else built_in(value)
 
         variants = handler(Annotated[self.built_in, Discriminator("kind")])
@@ -128,12 +128,12 @@ class Choice:
         return core_schema.dict_schema(core_schema.str_schema(), one) if self.each else one
 
 
-_announced = lru_cache(entry_points)  # 10 ms, once for all kinds of a recipe
+_announced = lru_cache(entry_points)  # takes 10 ms, paid once for all kinds of a recipe
 
 
 @lru_cache
 def _warn_of_namesakes(kind: str, group: Group) -> None:
-    """Warn, once in a process, that a variant of the package is taken where others announce its kind, too."""
+    """Warn once per process that the package's variant is used although others announce the same kind."""
     for entry in _announced().select(group=f"scalerl.{group}", name=kind):
         _LOG.warning(
             "kind %s: scalerl's own; an installed package announces one, too: to have that, give kind %s",
@@ -147,10 +147,10 @@ class InFiles:
     """Marks a field that also takes objects in Python: `Annotated[str | Recipe, InFiles(str)]`."""
 
     hint: Any
-    """The type of what a file has for it."""
+    """The type of the field in a file."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """Return the schema of what is in files, which are all that is validated."""
+        """Return the schema of the field in a file, as only files are validated."""
         return handler(self.hint)
 
 
@@ -171,7 +171,7 @@ def _marks(cls: type, of: type[_Mark]) -> dict[str, _Mark]:
 
 
 def hints_of(cls: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields in files; that of a choice is the union of its variants."""
+    """Return the types of a dataclass's fields as in files; a choice has the union of its variants."""
     one = {name: choice.built_in for name, choice in choices_of(cls).items() if not choice.each}
     hints = get_type_hints(cls) | one | {name: mark.hint for name, mark in _marks(cls, InFiles).items()}
     return {item.name: hints[item.name] for item in fields(cls) if item.init}
@@ -197,7 +197,7 @@ def values_of(made: Any) -> dict[str, Any]:
 
 
 def tables_of(value: Any) -> Any:
-    """Return what a recipe is changed by, with a table for every dataclass in it, of its values and its kind.
+    """Return changes of a recipe with every dataclass in them as a table of its fields and its kind.
 
     Raises:
         InputError: a value of a dataclass cannot be written to a file.
@@ -231,7 +231,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of an object: the `kind` of a variant of the package, else the name of its class."""
+    """Return the kind of an object: `kind` for a variant of the package, else the name of its class."""
     cls = type(value)
     return name_of(cls) if is_own(cls) else value.kind
 
@@ -255,7 +255,7 @@ def _member(cls: type, name: str) -> Any:
 
 
 def _parameters(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the arguments of a method without `self` and annotations."""
+    """Return the signature of a method without `self` and annotations."""
     bare = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
     return inspect.Signature(bare[1:])
 

@@ -1,9 +1,9 @@
 """The limits of all readers.
 
-Every reader takes time and memory in proportion to its file. But some formats can express in a few bytes
-what takes hundreds of times as many in memory (a name repeated below a long one, an empty table in JSON, a
+Every reader takes time and memory in proportion to its file. But in some formats a few bytes expand to
+hundreds of times as many in memory (a long name repeated before every key below it, an empty table in JSON, a
 text repeated by a dictionary). These limits bound that, far above any real training log. Within them a reader
-takes less than 1 GB, and seconds, except for large files, of which it reads about 10 MB a second.
+takes less than 1 GB and a few seconds; of large files it reads about 10 MB a second.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from scalerl.errors import InputError
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest amount of something that is read, and advice if there is more."""
+    """The largest amount of something that a reader accepts, and advice if there is more."""
 
     most: int
     what: str
     advice: str
 
     def check(self, found: float, where: str | Path) -> None:
-        """Raise an InputError with the limit, the amount found and the advice, if there is more."""
+        """Raise an InputError with the amount, the limit and the advice if the amount exceeds the limit."""
         if found > self.most:
             raise InputError(
                 f"{where}: {found:,.0f} {self.what}, and the limit is {self.most:,}: {self.advice}"
@@ -44,16 +44,16 @@ NAMES = Limit(
     2**25, "characters in the names of one row, their parents' before each", "shorten the outer names"
 )
 NAME = Limit(1000, "characters in a name", "shorten it")
-"""Longest name of a metric or a run. The time to match patterns grows with the third power of this."""
+"""Longest name of a metric or a run; the time to match patterns grows with the third power of this."""
 COLUMNS = Limit(50_000, "metrics that could be of use, of all runs together", "export fewer metrics or runs")
 TABLE_COLUMNS = Limit(20_000, "columns", "export fewer of them")
 TABLE_ROWS = Limit(1_000_000, "rows", "keep every tenth row, or split the table by runs")
-"""Most rows of a table: a compressed one may have any number in few bytes, and a million take about 10 s."""
+"""Most rows of a table: a few compressed bytes may hold any number of rows, and a million take about 10 s."""
 RUNS = Limit(1000, "runs", "choose one (--run), or a folder with fewer of them")
-"""Runs that are read at once; those not chosen by --run do not count."""
+"""Runs read at once; runs that --run does not choose are not counted."""
 FOUND = Limit(20_000, "runs in one file or folder", "split it")
 VALUES = Limit(6_000_000, "values of metrics that could be of use", "log every tenth step")
-"""130 bytes each while a log of one metric is sorted (3 million took 440 MB), less with several in a row."""
+"""130 bytes each while a log of one metric is sorted (3 million took 440 MB), fewer with several in a row."""
 EVALUATIONS = Limit(200_000, "evaluations", "read fewer runs at once, or keep every tenth row")
 """Most evaluations of all runs together, and rows of a table of points."""
 TOML = Limit(2**20, "bytes in a recipe or a study", "write less, or put what is long into files")
@@ -66,10 +66,10 @@ _PER_TABLE, _PER_LIST, _PER_VALUE = 240, 90, 100
 def check_json(data: bytes, where: str | Path) -> None:
     """Raise an InputError if the objects of a JSON text would take more memory than `JSON` allows.
 
-    The memory is bounded before parsing, by the characters that start an object, a list or another value:
+    The memory is bounded before parsing, from the characters that start an object, a list or another value:
     in CPython an empty dict takes 64 bytes, one with a key 184 to 232, a list 56 to 88, and a float in a dict
-    about 100. Commas and brackets within texts count, too, which makes the check stricter. A text with one
-    character beyond Latin-1 takes up to four bytes for each.
+    about 100. Commas and brackets within strings are counted too, which makes the check stricter. A string
+    with one character beyond Latin-1 takes up to four bytes for each of its characters.
     """
     if len(data) <= _SMALL_JSON:
         return

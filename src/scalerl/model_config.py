@@ -11,7 +11,7 @@ from scalerl.errors import InputError, brief
 from scalerl.jsonl import read_object
 
 MOST_LAYERS = 512
-"""More than any model has, and few enough to construct: a layer takes milliseconds."""
+"""More layers than any model has, and few enough to construct: one takes milliseconds."""
 _MOST = 10**9
 _MOST_BYTES = 2**22
 _AT_LEAST_1 = (
@@ -32,9 +32,9 @@ _BOUNDS = {
 
 
 def read_model_config(path: str | Path) -> dict[str, Any]:
-    """Return the config.json `path`, or that in the folder `path`, with the `text_config` of vision models.
+    """Return the config.json at or in `path`, with the `text_config` of a vision model merged into it.
 
-    Every count in it is a whole number within bounds, or is absent.
+    Every count in it is a whole number within bounds, or absent.
 
     Raises:
         InputError: there is no such file, it is not a JSON object, or one of its counts is out of bounds.
@@ -62,12 +62,12 @@ def read_model_config(path: str | Path) -> dict[str, Any]:
 
 
 _DENSE = frozenset(("llama", "mistral", "qwen2", "qwen3"))
-"""Types of models whose blocks `ModelShape` counts."""
+"""Model types whose blocks `ModelShape` can count."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a dense causal LM of the form of Llama, from which its memory follows."""
+    """The sizes of a dense Llama-like causal LM, from which its memory follows."""
 
     hidden: int
     layers: int
@@ -79,14 +79,14 @@ class ModelShape:
     tied: bool
     """Whether the LM head is the embedding."""
     biases: int = 0
-    """Parameters of biases and of the norms of heads, in a block."""
+    """Parameters of biases and per-head norms in a block."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str | Path) -> ModelShape:
-        """Return the shape that a config.json has, as `read_model_config` returns it.
+        """Return the shape of the model that a config.json, as returned by `read_model_config`, describes.
 
         Raises:
-            InputError: it is that of a model of another form, or lacks one of the sizes.
+            InputError: the model has another architecture, or one of the sizes is missing.
         """
         kind = str(config.get("model_type"))
         if kind not in _DENSE:
@@ -119,19 +119,19 @@ class ModelShape:
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding, and of the LM head alike."""
+        """Parameters of the embedding; the LM head has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def outside(self) -> int:
-        """Parameters that are in no block: embedding, last norm, and the head where it is not tied."""
+        """Parameters outside the blocks: embedding, last norm, and the LM head unless it is tied."""
         return self.embedding * (1 if self.tied else 2) + self.hidden
 
     @property
     def parameters(self) -> int:
-        """All parameters, tied ones once."""
+        """All parameters, counting tied ones once."""
         return self.layers * self.block + self.outside
 
     def cache_per_position(self, size: int) -> int:
-        """Bytes of keys and values of a position, with numbers of `size` bytes."""
+        """Bytes of the KV cache per position, with numbers of `size` bytes."""
         return 2 * self.layers * self.kv_heads * self.head_dim * size

@@ -1,4 +1,4 @@
-"""Numbers as a reader meets them, on pages and in terminals: `0.803`, `14.6 TFLOP`, `79 %`, `–` for NaN."""
+"""Numbers as text for pages and terminals: `0.803`, `14.6 TFLOP`, `79 %`, `–` for NaN."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Unit:
     name: str
 
     def show(self, value: Any) -> str:
-        """The value with three significant digits and the unit's name; a dash for NaN or None."""
+        """Return the value with three significant digits and the unit's name; a dash for NaN or None."""
         number = as_float(value)
         return f"{plain(number / self.size)} {self.name}" if math.isfinite(number) else DASH
 
 
 def unit_for(axis: str, largest: float, of_one_device: bool = False) -> Unit:
-    """The unit for compute up to `largest` on `axis` (one of `record.AXES`, or the name of a column).
+    """Return the unit for compute up to `largest` on `axis` (one of `record.AXES`, or a column's name).
 
-    Its name says so where the hours are those of one device alone (`scalerl.record.devices`).
+    With `of_one_device`, its name says that it counts one device alone (`scalerl.record.devices`).
     """
     if of_one_device:
         unit = unit_for(axis, largest)
@@ -60,64 +60,64 @@ def unit_for(axis: str, largest: float, of_one_device: bool = False) -> Unit:
 
 
 def amount_text(axis: str, amount: float) -> str:
-    """An amount of compute by itself, in a unit that keeps it short: `1.50 TFLOP`, `16,000 GPU-hours`."""
+    """Return an amount of compute in a unit that keeps it short: `1.50 TFLOP`, `16,000 GPU-hours`."""
     return unit_for(axis, amount).show(amount)
 
 
 def one_unit(axis: str) -> str:
-    """One unit of an axis (one of `record.AXES`, or the name of a column), as in "gain per GPU-hour"."""
+    """Return the name of one unit of an axis (of `record.AXES`, or a column), as in "gain per GPU-hour"."""
     return _ONE.get(axis, f"unit of {axis}")
 
 
 def axis_name(axis: str) -> str:
-    """A compute axis as it is chosen: `GPU-hours`, `FLOPs`; the name of a column as it stands."""
+    """Return the name of a compute axis: `GPU-hours`, `FLOPs`; a column's name unchanged."""
     return f"{_ONE[axis]}s" if axis in _ONE else axis
 
 
 def as_float(value: Any) -> float:
-    """`value` as a float; NaN for None and for what is no number (records may lack any field).
+    """Return `value` as a float; NaN for None and any other non-number, as records may lack any field.
 
-    A finite one is brought to 1e100 or -1e100 if it is beyond: sums and axes of larger ones overflow.
+    Finite numbers are clipped to [-1e100, 1e100], as sums and axes of larger ones overflow.
     """
     try:
         number = float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:  # JSON knows whole numbers of any size
+    except OverflowError:  # JSON allows integers of any size
         return math.nan
     return min(max(number, -_LARGEST), _LARGEST) if math.isfinite(number) else number
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """`value` where it is a mapping, and an empty one otherwise."""
+    """Return `value` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def pair(value: Any) -> tuple[float, float]:
-    """`value` as (lo, hi); NaN where it is no pair of numbers."""
+    """Return `value` as (lo, hi), with NaN for what is not a number; both NaN if it is not a pair."""
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         return math.nan, math.nan
     return as_float(value[0]), as_float(value[1])
 
 
 def rate(value: Any) -> str:
-    """A pass rate, share or ceiling with three decimals: `0.803`."""
+    """Return a pass rate, share or ceiling with three decimals: `0.803`."""
     number = as_float(value)
-    # Not −0.000 of a small negative one.
+    # Adding 0.0 turns the -0.0 of a small negative number into 0.0.
     return f"{round(number, 3) + 0.0:.3f}".replace("-", MINUS) if math.isfinite(number) else DASH
 
 
 def interval(value: Any, show: Callable[[float], str]) -> str:
-    """An interval `[low, high]`, its ends as `show` writes them; a dash where one is not known."""
+    """Return an interval `[low, high]`, with ends formatted by `show`; a dash if an end is unknown."""
     lo, hi = pair(value)
     return DASH if math.isnan(lo) or math.isnan(hi) else f"[{show(lo)}, {show(hi)}]"
 
 
 def rate_interval(value: Any) -> str:
-    """An interval of rates: `[0.771, 0.832]`."""
+    """Return an interval of rates: `[0.771, 0.832]`."""
     return interval(value, rate)
 
 
 def plain(value: Any) -> str:
-    """Three significant digits, whole numbers whole; powers of ten below 1e-3 and from 1e9; `∞`."""
+    """Return three significant digits, or an integer in full; an exponent below 1e-3 and from 1e9; `∞`."""
     number = as_float(value)
     if not math.isfinite(number):
         return "∞" if number == math.inf else DASH
@@ -130,9 +130,9 @@ def plain(value: Any) -> str:
 
 
 def plus_minus(value: float, sd: float, show: Callable[[float], str]) -> str:
-    """A value and its standard deviation of two digits, with as many decimals: `30.49 ± 0.18`.
+    """Return a value and its standard deviation, two digits of it, with equal decimals: `30.49 ± 0.18`.
 
-    `show` writes the value where there is no such deviation.
+    `show` formats both if the deviation is not finite and positive.
     """
     if not math.isfinite(value + sd) or sd <= 0:
         return f"{show(value)} ± {show(sd)}"
@@ -142,7 +142,7 @@ def plus_minus(value: float, sd: float, show: Callable[[float], str]) -> str:
 
 
 def percent(value: Any) -> str:
-    """A share as a percentage: `50 %`, `2.4 %`."""
+    """Return a share as a percentage: `50 %`, `2.4 %`."""
     number = as_float(value) * 100
     if not math.isfinite(number):
         return DASH
@@ -150,25 +150,25 @@ def percent(value: Any) -> str:
 
 
 def chance_text(value: Any) -> str:
-    """A probability: `77 %`; `over 99 %` or `under 1 %` at its ends, as draws of a posterior tell no more."""
+    """Return a probability: `77 %`; `over 99 %` or `under 1 %`, as posterior draws resolve no finer."""
     number = as_float(value)
     return "over 99 %" if number > 0.99 else "under 1 %" if number < 0.01 else percent(number)
 
 
 def signed(value: Any) -> str:
-    """A difference of rates with its sign: `+0.042`, `−0.031`."""
+    """Return a difference of rates with its sign: `+0.042`, `−0.031`."""
     text = rate(value)
     return text if text == DASH or text.startswith(MINUS) else f"+{text}"
 
 
 def p_value(value: Any) -> str:
-    """A p-value with three decimals: `0.012`; `<0.001` below that, and `1` at the other end."""
+    """Return a p-value with three decimals: `0.012`; `<0.001` if smaller, and `1` if it rounds to 1."""
     number = as_float(value)
     return "<0.001" if number < 0.0005 else "1" if number >= 0.9995 else rate(value)
 
 
 def duration(seconds: Any) -> str:
-    """Seconds as `35 s`, `4.2 min`, `7.5 h`."""
+    """Return seconds as `35 s`, `4.2 min`, `7.5 h`."""
     number = as_float(seconds)
     if not math.isfinite(number):
         return DASH
@@ -178,12 +178,12 @@ def duration(seconds: Any) -> str:
 
 
 def short_numbers(value_N: np.ndarray, digits: int = 6) -> list[float | None]:
-    """Numbers for JSON, rounded to `digits` figures, which halves the size of a page; None if not finite."""
+    """Round numbers for JSON to `digits` figures, which halves the size of a page; None if not finite."""
     return [short_number(value, digits) for value in value_N.tolist()]
 
 
 def short_number(value: float, digits: int = 6) -> float | None:
-    """One of `short_numbers`."""
+    """Round one number as `short_numbers` does."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

@@ -1,12 +1,12 @@
-"""Code of the user's own: classes and functions by the module or the file that they are in.
+"""Custom code: classes and functions of the user, named by module or file.
 
-    my_package.losses:Topr     of a module that is installed, or is in the working folder
-    losses.py:Topr             of a file beside the recipe's, or in the working folder
+    my_package.losses:Topr     in a module that is installed, or in the working folder
+    losses.py:Topr             in a file beside the recipe, or in the working folder
     topr                       an entry point of `scalerl.losses` in an installed package
 
-A file is a module below this one, under a name that contains its path. Unpickling an object imports its
+A file is loaded as a submodule of this one whose name contains its path. Unpickling an object imports its
 module, so every process finds it without help: spawned ones, ranks of torchrun, Ray actors, verifier workers.
-While a file is loaded, its folder is on the path of modules, so that it can import those beside it.
+While a file is loaded, its folder is on `sys.path`, so that it can import its neighbours.
 """
 
 import importlib
@@ -26,10 +26,10 @@ from urllib.parse import quote, unquote
 
 from scalerl.errors import InputError, in_one_line
 
-__path__: list[str] = []  # makes this a package, which modules of files can be in
+__path__: list[str] = []  # makes this module a package, so that it can have submodules
 _FILE = f"{__name__}."
 _MAIN = ("__main__", "__mp_main__")
-_loaded: dict[str, str] = {}  # the hash of each file as it was loaded
+_loaded: dict[str, str] = {}  # the hash of each file when it was loaded
 OWN = "your own as module:Class or file.py:Class"
 
 Group = Literal[
@@ -43,35 +43,35 @@ Group = Literal[
     "importers",
     "families",
 ]
-"""Packages announce their kinds as entry points of `scalerl.GROUP`."""
+"""Installed packages announce their kinds as entry points of `scalerl.GROUP`."""
 
 
 def is_own(cls: type) -> bool:
-    """Whether a class is none of the package's."""
-    # A file's module is below this one by name, and is not of the package.
+    """Whether a class is not part of this package."""
+    # The module of a user's file has a name below this module's.
     return not cls.__module__.startswith("scalerl.") or cls.__module__.startswith(_FILE)
 
 
 def check_picklable(value: object, name: str) -> None:
-    """Raise an InputError, in which `name` says what it is, unless a value can go to another process."""
+    """Raise an InputError that names the value by `name`, unless it can be sent to another process."""
     with in_one_line(f"{name} cannot go to another process"):
         pickle.dumps(value)
 
 
 def check_main_guard() -> None:
-    """Raise an InputError where a process that a run has started imports the script that started the run."""
+    """Raise an InputError if a process started by a run is importing the script that started the run."""
     import multiprocessing
 
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing looks there, too
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing checks this too
         how = 'call what trains below `if __name__ == "__main__":`'
         raise InputError(f"a process of a run imports this script: {how}")
 
 
 def name_of(cls: type) -> str:
-    """Return `module:Class`, or `path:Class` with the absolute path for a class of a file or of the program.
+    """Return `module:Class`, or `path:Class` with an absolute path for a class of a user's file or script.
 
     Raises:
-        InputError: the class was defined at a prompt or in a notebook, where no other process finds it.
+        InputError: the class was defined at a prompt or in a notebook, where other processes cannot find it.
     """
     module = cls.__module__
     if module.startswith(_FILE):
@@ -85,15 +85,15 @@ def name_of(cls: type) -> str:
 
 
 def absolute(kind: str) -> str:
-    """Return the kind of a file with its absolute path; any other unchanged."""
+    """Return a kind `file.py:Class` with the absolute path of its file; any other kind unchanged."""
     source, colon, name = kind.rpartition(":")
     return f"{Path(source).resolve()}:{name}" if colon and source.endswith(".py") else kind
 
 
 def beside(folder: Path, values: Any) -> Any:
-    """Return the values of a file in `folder`, where the Python files that they name have absolute paths.
+    """Return the values of a file in `folder`, with absolute paths for the Python files that they name.
 
-    A file is that in the folder, or else in the working folder; where there is neither, its name is kept.
+    A Python file is looked up in `folder`, then in the working folder; a name found in neither is kept.
     """
     if isinstance(values, Mapping):
         return {key: beside(folder, value) for key, value in values.items()}
@@ -104,18 +104,18 @@ def beside(folder: Path, values: Any) -> Any:
         return values
     try:
         found = next((path for path in (folder / source, Path(source)) if path.is_file()), None)
-    except OSError:  # of a name that is too long for a file
+    except OSError:  # the name is too long for a file
         return values
     return values if found is None else f"{found.resolve()}:{name}"
 
 
 def label(kind: str) -> str:
-    """Return the name of the class, for names of runs."""
+    """Return the class name of a kind, for use in run names."""
     return kind.rpartition(":")[2]
 
 
 def find(kind: str, group: Group) -> Any:
-    """Return the object that a `kind` names in a module, a file or an entry point; None for other names.
+    """Return the object that `kind` names in a module, a file or an entry point; None for any other name.
 
     Raises:
         InputError: it cannot be loaded.
@@ -142,7 +142,7 @@ def load(name: str) -> Any:
         module = found = _module(source)
     for part in inner.split("."):
         if not part or not hasattr(found, part):
-            # What it imports is not meant, nor is what it keeps to itself.
+            # Names that the module imports, and private ones, are not suggested.
             own = [
                 name
                 for name, value in vars(module).items()
@@ -157,9 +157,9 @@ def load(name: str) -> Any:
 
 
 def code_of(values: Any) -> dict[str, str]:
-    """Return a hash of the file of every custom class and function in the tables of a recipe, by its name.
+    """Return the file hash of every custom class and function named in the tables of a recipe, by name.
 
-    Of a module it is that of its own file, once it is loaded; what the file imports is not in the hash.
+    For a module, it is the hash of its file if the module is loaded. Imports of a file are not in its hash.
     """
     if isinstance(values, list | tuple):
         return {name: code for one in values for name, code in code_of(one).items()}
@@ -180,13 +180,13 @@ def changed_files() -> list[str]:
     """Return the files of custom code that have changed since this process loaded them."""
     changed = []
     for file, code in _loaded.items():
-        with suppress(OSError):  # gone, or unreadable: the process that loads it next says so
+        with suppress(OSError):  # gone or unreadable: the next process to load it raises
             changed += [file] * (_hash(file) != code)
     return changed
 
 
 def codes_in(config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the hashes of custom kinds in a run's config.json: one for each change of a file."""
+    """Return the hashes of each custom kind in a run's config.json, one per version of its file."""
     found = config.get("code")
     return {
         name: [str(code) for code in codes]
@@ -205,17 +205,17 @@ def _module(source: str) -> ModuleType:
         path = Path(source).resolve()
         if not path.is_file():
             raise FileNotFoundError(f"no file {path}")
-        # The dots of a path would be packages: quoted, a file is one module, found by `_Files`.
+        # Dots in a path would separate packages: quoted, the path is one module name, which `_Files` finds.
         return importlib.import_module(_FILE + quote(str(path), safe="/ ").replace(".", "%2E"))
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:  # as with `python -m`; processes inherit it
-        # At its end: a file of the user's must not shadow a package of the same name.
+        # At its end, so that no file of the user shadows a package of the same name.
         sys.path.append(here)
     return importlib.import_module(source)
 
 
 class _Files(MetaPathFinder):
-    """Finds the modules whose names contain the path of a file."""
+    """Finds modules whose names contain the path of a file."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -234,7 +234,7 @@ class _Loader(SourceFileLoader):
         """See `importlib.abc.Loader`."""
         _loaded[self.path] = _hash(self.path)
         folder = str(Path(self.path).parent)
-        # At its end, as in `_module`; and only once: an import in it may load another file of the folder.
+        # At its end, as in `_module`. Only once, as an import may load another file of the same folder.
         added = folder not in sys.path
         if added:
             sys.path.append(folder)

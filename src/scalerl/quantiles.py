@@ -7,24 +7,24 @@ import numpy as np
 
 Interval = tuple[float, float]
 """Low and high."""
-_BINS = 8192  # of a histogram, which is quicker than to sort the 10^5 nodes of a posterior
+_BINS = 8192  # a histogram is quicker than sorting the 10^5 nodes of a posterior
 _NORMAL_X = np.linspace(-8.5, 8.5, 8193)
-_NOISY_BINS = 2048  # the convolution costs the square, and noise needs no finer
+_NOISY_BINS = 2048  # the convolution costs the square of this, and noise needs no finer bins
 
 
 @functools.cache
 def _normal_cdf() -> np.ndarray:
-    """Return the normal distribution function on `_NORMAL_X`; interpolated, it is right to 3e-7."""
+    """Return the standard normal CDF on `_NORMAL_X`; linear interpolation of it is accurate to 3e-7."""
     return np.array([0.5 * (1.0 + math.erf(x / math.sqrt(2.0))) for x in _NORMAL_X])
 
 
 def normal_quantiles(at: np.ndarray) -> np.ndarray:
-    """Return quantiles of the standard normal distribution at probabilities in (0, 1), to 1e-6."""
+    """Return quantiles of the standard normal distribution at probabilities in (0, 1), accurate to 1e-6."""
     return np.interp(at, _normal_cdf(), _NORMAL_X)
 
 
 def tails(level: float) -> np.ndarray:
-    """Return the two probabilities that leave out equal tails around a central interval."""
+    """Return the probabilities at the ends of a central interval with equal tails."""
     return np.array([(1 - level) / 2, (1 + level) / 2])
 
 
@@ -36,7 +36,7 @@ def weighted_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) 
         return np.full(len(at_Q), low)
     index = np.minimum(((value - low) * (_BINS / (high - low))).astype(int), _BINS - 1)
     held = np.concatenate([[0.0], np.cumsum(np.bincount(index, weight, _BINS))])
-    # What lies at an end itself, as a pass rate of 1 may, is not spread over its bin.
+    # Mass exactly at an end, as at a pass rate of 1, is not spread over its bin.
     at_Q = np.asarray(at_Q) * held[-1]
     first, last = weight[value == low].sum(), held[-1] - weight[value == high].sum()
     found = np.interp(at_Q, held, np.linspace(low, high, _BINS + 1))
@@ -44,15 +44,15 @@ def weighted_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) 
 
 
 def span_quantiles(span_cells2: np.ndarray, weight_cells: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
-    """Return quantiles of a parameter whose cells each spread their weight evenly from one end to the other.
+    """Return quantiles of a parameter with the weight of each cell spread evenly between the cell's ends.
 
-    The distribution function rises everywhere between the ends, so that quantiles move with the weights and
-    never leap from one of few nodes to the next.
+    The CDF rises everywhere between the ends, so that quantiles move smoothly with the weights instead of
+    jumping between a few nodes.
     """
     low_cells, high_cells = span_cells2.T
     end, index = np.unique(span_cells2, return_inverse=True)
     index = index.reshape(span_cells2.shape)
-    # The density changes at the ends alone: by what starts there, less what stops.
+    # The density changes only at ends of cells: cells that start there add to it, cells that stop subtract.
     each_cells = weight_cells / np.maximum(high_cells - low_cells, 1e-12)
     change = np.bincount(index[:, 0], each_cells, len(end)) - np.bincount(index[:, 1], each_cells, len(end))
     density = np.maximum(np.cumsum(change)[:-1], 0.0)
@@ -61,7 +61,7 @@ def span_quantiles(span_cells2: np.ndarray, weight_cells: np.ndarray, at_Q: np.n
 
 
 def draw_quantiles(value_n: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
-    """Return quantiles without interpolation, as values may be infinite; NaN where there are no values."""
+    """Return quantiles without interpolation, as values may be infinite; NaN if there are no values."""
     if not len(value_n):
         return np.full(len(at_Q), np.nan)
     place_Q = np.minimum((at_Q * len(value_n)).astype(int), len(value_n) - 1)
@@ -81,7 +81,7 @@ def noisy_quantiles(
     half = int(reach / width) + 1
     # Each bin of the kernel gets the mass between its edges, so that narrow noise is not lost.
     edges = (np.arange(-half, half + 2) - 0.5) * width
-    # Nodes of the sd without weight would only cost time.
+    # Nodes of the sd with negligible weight would only cost time.
     keep = sd_weight_J > 1e-6 * sd_weight_J.max()
     cdf = sd_weight_J[keep] @ np.interp(edges / sd_J[keep, None], _NORMAL_X, _normal_cdf())
     spread = np.convolve(mass, np.diff(cdf))[half : half + _NOISY_BINS]

@@ -1,6 +1,6 @@
-"""Output by its destination: colours and folded tables on a terminal, plain text in a pipe.
+"""Output by destination: colours and folded tables on a terminal, plain text in a pipe.
 
-NO_COLOR turns colours off, FORCE_COLOR turns them on for a pipe, too, and a dumb terminal is treated as a
+NO_COLOR turns colours off, FORCE_COLOR turns them on even for a pipe, and a dumb terminal is treated as a
 pipe (https://no-color.org, https://force-color.org).
 """
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _NEVER_FOLDED = 100_000
-"""Columns of a pipe, in which nothing is cut or folded."""
+"""The width of a pipe, in which nothing is cut or folded."""
 
 
 def console_for(stream: TextIO) -> Console | None:
-    """Return rich's console for a stream with colours or a terminal; None if it gets plain text."""
+    """Return rich's console for a terminal or a stream with forced colours; None for plain text."""
     colours = not os.environ.get("NO_COLOR")
     is_terminal = stream.isatty()
     forced = colours and bool(os.environ.get("FORCE_COLOR"))
@@ -35,11 +35,11 @@ def console_for(stream: TextIO) -> Console | None:
 
 
 class OutputError(OSError):
-    """Standard output could not be written; the disk is full, say, or the reader of the pipe has exited."""
+    """Standard output could not be written: the disk is full, say, or the reader of the pipe has exited."""
 
 
 class _Stream:
-    """A stream as it is, but for what a subclass overrides."""
+    """A stream that delegates everything except what a subclass overrides."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -50,7 +50,7 @@ class _Stream:
 
 
 class Output(_Stream):
-    """Standard output, whose errors are OutputErrors: those of sockets and files have the same types else."""
+    """Standard output whose errors are OutputErrors, to tell them from those of sockets and files."""
 
     def write(self, text: str) -> int:
         """Write `text`."""
@@ -68,9 +68,9 @@ class Output(_Stream):
 
 
 class Unfailing(_Stream):
-    """A stream that drops what it cannot write, as when the terminal was closed.
+    """A stream that drops what it cannot write, as after the terminal was closed.
 
-    Standard error carries progress and messages; no run must end because of them.
+    Standard error carries progress and messages, and a failure to write these must not end a run.
     """
 
     def write(self, text: str) -> int:
@@ -86,7 +86,7 @@ class Unfailing(_Stream):
 
 
 class Aside(Unfailing):
-    """Standard error in place of standard output, which is left to `answer`: code of the user's may print."""
+    """Standard error in place of standard output, which `answer` keeps, as the user's code may print."""
 
     def __init__(self, stream: TextIO, answer: TextIO) -> None:
         super().__init__(stream)

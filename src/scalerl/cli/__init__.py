@@ -1,4 +1,4 @@
-"""The commands, one file each: `add(commands)` says its arguments, `run(args)` does it.
+"""The commands, one file each: `add(parser)` adds its arguments, and `run(args)` runs it.
 
-What a command needs is imported inside of `run`, so that the light ones never wait for the heavy.
+The imports of a command are inside `run`, so that light commands never wait for heavy imports.
 """

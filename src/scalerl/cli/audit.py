@@ -1,4 +1,4 @@
-"""`scalerl audit`: what a verifier accepts and rejects, before anything is trained."""
+"""`scalerl audit`: check what a verifier accepts and rejects, before training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add(audit: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Audit the task, and print what was found."""
+    """Audit the task, and print the findings."""
     from scalerl.rl.verify.audit import AuditError, audit
 
     found = list(_counted(audit(_task(args.task, args.set), args.prompts)))
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _counted(found: Iterator[AuditFinding]) -> Iterator[AuditFinding]:
-    """Yield findings, and show on a terminal how many there are: of slow verifiers it takes minutes."""
+    """Yield findings, and count them on a terminal, as an audit of a slow verifier takes minutes."""
     shown = sys.stderr.isatty()
     for n, finding in enumerate(found, 1):
         if shown:

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _in_folder(folder: Path) -> list[str]:
-    """Return the files and folders in a folder, but for those with hidden names."""
+    """Return the files and folders in a folder, except hidden ones."""
     from scalerl import limits
     from scalerl.files import reading
     from scalerl.record.folder import holds_run
@@ -97,7 +97,7 @@ def _in_folder(folder: Path) -> list[str]:
         if holds_run(folder):
             raise InputError(f"{folder}: a run, not a folder of runs: leave out --bank")
         shown = [child for child in folder.iterdir() if not child.name.startswith(".")]
-        # A pipe in it would be waited for, as one that is named as a file is.
+        # No pipes, as reading would wait for them.
         names = sorted(child.name for child in shown if child.is_dir() or child.is_file())
     if not names:
         raise InputError(f"{folder}: there is nothing in it; --bank needs runs, tables or logs")
@@ -106,7 +106,7 @@ def _in_folder(folder: Path) -> list[str]:
 
 
 def _frozen(records: list[RunRecord], test: Backtest) -> dict[str, Any] | None:
-    """Score the forecasts that the tested runs have on record, each run once; None if there are none."""
+    """Score the recorded forecasts of the tested runs, each run once; None if there are none."""
     import numpy as np
 
     from scalerl.view import frozen_forecasts, judge
@@ -127,7 +127,7 @@ def _frozen(records: list[RunRecord], test: Backtest) -> dict[str, Any] | None:
 
 
 def _fractions(text: str) -> tuple[float, ...]:
-    """Convert numbers between 0 and 1, as 1/8 or .125, separated by commas."""
+    """Convert numbers between 0 and 1, such as 1/8 or .125, separated by commas."""
     from fractions import Fraction
 
     try:

@@ -1,4 +1,4 @@
-"""`scalerl best`: which weights of a run are the best, by a smooth curve through its evaluations."""
+"""`scalerl best`: find the best weights of a run, by a smooth curve through its evaluations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add(best: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the best weights of a run, and what is known of them."""
+    """Print the best weights of a run, and the facts about them."""
     from scalerl.forecast.best import FEWEST, smoothed
     from scalerl.record.reader import PASS_RATE_OF, RunRecord
     from scalerl.record.saved_weights import saved_weights

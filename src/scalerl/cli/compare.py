@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         budget=args.budget,
         target=args.target,
         level=args.level,
-        # Within pairs the base models drop out.
+        # Within pairs, differences between base models cancel.
         seed_prior=seed_prior([] if args.paired else (data.record for data, _ in fitted)),
         blocks=seeds if args.paired else None,
         seeds=seeds,
@@ -147,17 +147,17 @@ def _paired_prompts(base: list[Run], recipe: list[Run], price: float | None) -> 
 
 
 def _paper_rule(base: list[Run], recipe: list[Run]) -> tuple[dict[str, Any] | None, str]:
-    """Compare the first runs of two recipes by the paper's rule: as JSON, and in words, or why it cannot."""
+    """Compare the first runs of two recipes by the paper's rule, as JSON and in words; or say why not."""
     from scalerl.forecast.paper import paper_compare, paper_fit_of
 
     for data, fit in (*base, *recipe):
-        if fit.misfit:  # its ceilings are as little worth as those withheld
+        if fit.misfit:  # the rule's ceilings are as meaningless as ours, which is withheld
             return None, f"nothing: no saturating curve describes {data.path}"
     try:
         rule = paper_compare(paper_fit_of(base[0][1]), paper_fit_of(recipe[0][1]))
     except (InputError, CannotAnswerError) as error:
         return None, f"nothing: {error}"
-    # The last warning is of the rule itself; those of the two fits are in the JSON.
+    # The last warning is about the rule itself; those about the two fits are in the JSON.
     *of_fits, of_rule = rule.warnings
     more = f"; its fits have {counted(len(of_fits), 'warning')}: fit --paper" if of_fits else ""
     return rule.to_json(), f"{str(rule).partition(chr(10))[0]} ({of_rule}{more})"

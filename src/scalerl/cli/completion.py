@@ -11,7 +11,7 @@ _SHELLS = ("bash", "zsh", "tcsh", "fish")
 
 _FOLDERS = ("RUN", "FOLDER")
 _FILES = ("FILE", "RUN|FILE", "FOLDER|FILE", "SOURCE", "STUDY.toml")
-"""The metavars of arguments that are files, or folders as well."""
+"""The metavars of arguments that are files, or files and folders."""
 
 HELP = "print a script for completion in a shell"
 ABOUT = "Print a script that completes commands, options, files, and names such as recipes."
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _known() -> dict[str, Mapping[str, Any]]:
-    """Return how an argument is completed, by its metavar, which means the same in all commands."""
+    """Return the completion of arguments by their metavars, which mean the same in all commands."""
     import shtab
 
     from scalerl.ingest.formats.recognise import formats
@@ -59,7 +59,7 @@ def _known() -> dict[str, Mapping[str, Any]]:
 
 
 def _words(name: str, words: list[str], with_files: bool = False) -> dict[str, Any]:
-    """Return how a few words are completed, and files beside them (tcsh can do one or the other)."""
+    """Return the completion of some words, optionally with files (tcsh supports only one of the two)."""
     listed = " ".join(words)
     bash, zsh, fish = f'compgen -W "{listed}" -- "$1"', f"compadd {listed}", f"printf '%s\\n' {listed}"
     if with_files:

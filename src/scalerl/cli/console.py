@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _BAR = 12
 """Characters of the bar of a run."""
 _PIPE = 400
-"""Characters of a line in a pipe, at most."""
+"""The most characters of a line in a pipe."""
 _QUIET = 30.0
-"""Seconds after which a pipe gets a line on what is being done, where it got none."""
+"""Seconds without a line after which a pipe gets one about the current activity."""
 
 
 class _Bar:
-    """A progress bar on standard error; where no terminal can draw it, lines."""
+    """A progress bar on standard error, or lines if there is no terminal for a bar."""
 
     def __init__(self, name: str, width: int, *columns: ProgressColumn) -> None:
         from rich.console import Console
@@ -66,9 +66,9 @@ class _Bar:
 
 
 class TrainingProgress(_Bar):
-    """Shows a training run: one line that changes on a terminal, and a line now and then in a pipe.
+    """Shows a training run: a changing line on a terminal, and a line now and then in a pipe.
 
-    A context; its `update` is the `progress` of `train`, and its `activity` the `activity`.
+    A context; its methods `update` and `activity` are arguments of `train`: `progress` and `activity`.
     """
 
     def __init__(self, name: str) -> None:
@@ -83,7 +83,7 @@ class TrainingProgress(_Bar):
         shown = self
 
         class Line(ProgressColumn):
-            """What is being done, as far as there is room, at every refresh."""
+            """The current activity, as far as there is room, at every refresh."""
 
             def render(self, task: Any) -> Text:
                 return Text(shown._line(shown._bar.console.width - len(name) - _BAR - 9))
@@ -119,9 +119,9 @@ class TrainingProgress(_Bar):
         self.show(progress.share, text, line=progress.evaluated)
 
     def activity(self, activity: Activity) -> None:
-        """Show what is being done; it is printed by other threads, so that the training does not wait."""
+        """Show the current activity; other threads print it, so that training does not wait."""
         self._activity = activity
-        if self._live and activity.share > self._share:  # a resume goes on from there
+        if self._live and activity.share > self._share:  # after a resume, the share starts above 0
             self._share = activity.share
             self._bar.update(self._task, completed=activity.share)
 
@@ -147,13 +147,13 @@ class TrainingProgress(_Bar):
                 self._print_line(self._line(_PIPE))
 
     def _line(self, width: int) -> str:
-        """Return what is being done, then the figures of the last step, then the time left."""
+        """Return the current activity, the time left, and the figures of the last step."""
         if self._activity is None:
             return self._text or "starting"
         first, *more = activity_parts(self._activity, time.time())
         left = self._activity.left
         left = "" if math.isnan(left) else f"{duration(left)} left"
-        # The step of the activity is the one that is being made.
+        # Without the step, as the activity names the step in progress.
         figures = self._text.split("  ")[1:]
         return fitted([first, *[left] * bool(left), *figures, *more], width)
 
@@ -172,7 +172,7 @@ class StudyProgressBar(_Bar):
         count = f"{progress.done} of {progress.runs} runs"
         if progress.notice:
             self._print(progress.notice + f"  ({count})" * (not self._live))
-        # Of a run that solves nothing the line says so: it may never learn.
+        # Point out a run that solves nothing, as it may never learn.
         rates = {
             name: f"{rate(found)}{', no held-out prompt solved' * (found == 0)}"
             for name, _, found in progress.running
@@ -195,9 +195,9 @@ class StudyProgressBar(_Bar):
 
 @contextmanager
 def share_shown(name: str, done: str) -> Iterator[Callable[[float], None]]:
-    """Yield a function that shows the share that is done on a bar, once a second has passed.
+    """Yield a function that shows the finished share on a bar, once a second has passed.
 
-    `done` stands behind the share: `simulated`, `fitted`.
+    `done` is the text after the share: `simulated`, `fitted`.
     """
     started, bar = time.monotonic(), None
     with ExitStack() as stack:

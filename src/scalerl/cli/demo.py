@@ -7,8 +7,8 @@ from pathlib import Path
 from scalerl.cli.shared.arguments import option
 from scalerl.cli.train import JSON_HELP, run_training
 
-# Its 17 steps take the learning rate at which the bend comes so early, and less warm-up than ten of them: a
-# curve in compute forecasts nothing while the learning rate rises.
+# The curve must bend within its 17 steps, so the learning rate is higher, and the warm-up is shorter than the
+# usual ten steps: while the learning rate rises, a curve in compute forecasts nothing.
 QUICK = [
     "budget.amount=1.1e11",
     "optimiser.lr=3e-5",

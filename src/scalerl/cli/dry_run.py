@@ -1,4 +1,4 @@
-"""`scalerl train --dry-run`: the resolved recipe, which role has which device, and the memory of each."""
+"""`scalerl train --dry-run`: the recipe in full, the devices of every role, and the memory of each."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -27,21 +27,21 @@ from scalerl.rl.model.shape import is_made_here, shape_of
 from scalerl.view.terminal.rows import print_table
 
 _RATES = "h100-8b"
-"""Rates by which devices are split: what counts is that of generating to training, which sizes share."""
+"""Rates by which devices are split: only the ratio of generation to training matters, at any model size."""
 
 
 def use_gpus(recipe: Recipe, n: int, split: bool) -> tuple[Recipe, tuple[Gpu, ...]]:
-    """Use `n` GPUs, with `split` divided between the roles unless the recipe has all; return these, too.
+    """Return the recipe for `n` GPUs, and the GPUs; `split` divides them between roles if the recipe has not.
 
-    They are the first of this machine; on a cluster that runs elsewhere `n` is only divided.
+    They are the first GPUs of this machine; for a cluster elsewhere, only the number is divided.
 
     Raises:
-        InputError: there are fewer, on this machine; or too few for the roles.
+        InputError: this machine has fewer GPUs, or there are too few for the roles.
     """
     cluster = recipe.cluster
     gpus = use_first(n) if cluster is None or cluster.address == "local" else visible_gpus()
     vllm = recipe.vllm
-    # One that the recipe leaves over is for the evaluations of the built-in engine.
+    # A recipe for the built-in engine may leave one GPU over, for evaluations.
     whole = (n,) if vllm else (n, n - 1)
     divided = isinstance(recipe.placement, Local) and recipe.devices in whole
     if n == 1 or not split or divided or (vllm and vllm.urls):
@@ -64,8 +64,8 @@ def use_gpus(recipe: Recipe, n: int, split: bool) -> tuple[Recipe, tuple[Gpu, ..
 
 
 def notices(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
-    """Return a warning of the built-in engine on GPUs, and one of the GPUs of this machine that no role has;
-    empty on a cluster."""
+    """Return warnings about the built-in engine on GPUs, and about unused GPUs of this machine; none on a
+    cluster."""
     gpus = gpus if recipe.cluster is None else ()
     found = []
     if gpus and recipe.engine == BUILT_IN and not is_made_here(recipe.model):
@@ -85,7 +85,7 @@ def notices(recipe: Recipe, gpus: Sequence[Gpu]) -> list[str]:
 def planned_memory(
     recipe: Recipe, shape: ModelShape, gpu: Gpu, generators: int, trainers: int
 ) -> list[DeviceMemory]:
-    """Return the memory of a device of each role, of so many devices like `gpu`."""
+    """Return the memory of one device per role, with `generators` + `trainers` devices like `gpu`."""
     cluster = recipe.cluster or Cluster()
     learner = Fsdp2() if trainers > 1 else OneProcess()
     cluster = replace(cluster, generators=generators, trainers=trainers, learner=learner)
@@ -97,7 +97,7 @@ def dry_run(recipe: Recipe, gpus: Sequence[Gpu], as_json: bool) -> None:
     """Print the plan of a run.
 
     Raises:
-        InputError: it does not fit; the rest is printed.
+        InputError: it does not fit; everything is printed first.
     """
     shape = shape_of(recipe)
     devices = memory_of(recipe, shape, gpus)
@@ -105,7 +105,7 @@ def dry_run(recipe: Recipe, gpus: Sequence[Gpu], as_json: bool) -> None:
         found = {"recipe": recipe.to_json(), "parameters": shape.parameters}
         print_json(found | {"devices": [device_json(device) for device in devices]})
     else:
-        for key, value in flat(recipe.to_json()).items():  # as --set takes it
+        for key, value in flat(recipe.to_json()).items():  # in the form of --set
             print(f"{key} = {value}")
         print()
         rows = [row for device in devices for row in _rows(device)]
@@ -116,14 +116,14 @@ def dry_run(recipe: Recipe, gpus: Sequence[Gpu], as_json: bool) -> None:
             )
         for line in _kv_room(recipe, shape, devices):
             print(line)
-        if not recipe.lora.rank:  # the model as it generates; masters and two moments, in float32
+        if not recipe.lora.rank:  # weights in the recipe's precision; masters and two moments in float32
             size, keep = gib(shape.parameters * (number_bytes(recipe.precision) + 12)), recipe.checkpoint.keep
             print(f"a checkpoint: about {size} GiB on disk; checkpoint.keep = {keep} of them stay")
     check_memory(devices)
 
 
 def _kv_room(recipe: Recipe, shape: ModelShape, devices: Sequence[DeviceMemory]) -> Iterator[str]:
-    """How long completions can be while all decode slots of a worker of vLLM are in use."""
+    """Yield a line on the length of completions while all decode slots of a vLLM worker are in use."""
     of_roles = ((device, role) for device in devices for roles in device.processes for role in roles)
     found = next(((device, role) for device, role in of_roles if role.role == "vLLM server"), None)
     if found is None or recipe.vllm is None or not found[0].on_gpu:

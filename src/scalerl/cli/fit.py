@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
     extra = [load_family(kind) for kind in args.family]
     own: dict[str, Any] = {"prior": args.prior, "extra_families": extra}
     options: dict[str, Any] = {"r0": args.r0, "max_compute": args.max_compute, "level": args.level, **own}
-    # Siblings are cut at the start as the run is, but not at the end: more of a curve identifies it better.
+    # Siblings are cut at the start like the run, but not at the end, as a longer curve is identified better.
     siblings = read_siblings(
         args.prior_from or (), data, args, **start, prior=args.prior, extra_families=extra
     )
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _tasks(data: Data, price: float | None, options: dict[str, Any]) -> dict[str, ShownRun]:
-    """Fit the tasks of a mixture, each by itself; of any other run none."""
+    """Fit each task of a mixture by itself; return nothing for any other run."""
     if data.record is None or data.record.task or not data.record.tasks:
         return {}
     from scalerl.view.facts.shown import ShownRun
@@ -203,8 +203,8 @@ def _refuse(option: str, args: argparse.Namespace, *others: str) -> None:
 
 
 def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
-    """Return rows with the axis that was chosen and its alternatives, for a log without a budget, and on how
-    many devices its hours are."""
+    """Return a row on the default axis and its alternatives, for a log without a budget, and one if GPU-hours
+    are those of one device."""
     from scalerl.record.devices import OF_ONE_DEVICE, is_of_one_device
 
     hours = [("GPU-hours", OF_ONE_DEVICE)] if is_of_one_device(data.record, data.points.axis) else []
@@ -244,7 +244,7 @@ def _paper(args: argparse.Namespace, points: Points, warnings: list[str]) -> Non
 
 
 def _more(args: argparse.Namespace, points: Points, result: Fit, options: dict[str, Any]) -> dict[str, Any]:
-    """Compute what was requested beside the fit; each part prints itself and has a to_json."""
+    """Compute the requested additions to the fit; each prints itself and has a `to_json`."""
     more: dict[str, Any] = {}
     if args.sensitivity:
         from scalerl.forecast.sensitivity import sensitivity

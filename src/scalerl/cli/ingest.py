@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     found = read_source(args.source, read_options(args))
     runs = found.runs
     places = _places(args.output, runs, is_one=len(runs) + len(found.unread) == 1)
-    for place in places:  # all of them, before the first is written
+    for place in places:  # check all before the first is written
         check_unused(place)
     for place, record in zip(places, runs, strict=True):
         writer = RunWriter(place, record.config)
@@ -95,7 +95,7 @@ def _places(output: Path, runs: Sequence[RunRecord], is_one: bool) -> list[Path]
     """Return the folder of every run: `output` if the source holds one run, else folders in it by name."""
     if is_one:
         return [output]
-    places: dict[str, Path] = {}  # by a name without capitals, which some file systems do not tell apart
+    places: dict[str, Path] = {}  # by casefolded name, as some file systems ignore case
     for one in runs:
         name = folder_name(str(one.config["name"]), empty="run")
         names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))

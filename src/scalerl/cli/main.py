@@ -1,6 +1,6 @@
 """The command line: `scalerl COMMAND ...`. The commands are in `scalerl.cli`, one file each.
 
-The exit statuses are in `_EPILOG`. One line on standard error says what is wrong and what would be right.
+The exit statuses are in `_EPILOG`. One line on standard error says what is wrong and what to do.
 """
 
 import errno
@@ -39,7 +39,7 @@ _COMMANDS = (
     *(plan, watch, serve, best, demo, model, audit, completion),
 )
 _TRAIN = ("train", "study", "demo", "model")
-"""Commands that compute with torch, or start what does."""
+"""Commands that compute with torch, or start processes that do."""
 _EPILOG = """\
 examples:
   scalerl fit runs/mine --at 16000                  # ceiling, efficiency and forecast of a run
@@ -64,9 +64,9 @@ environment:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names may have letters that its encoding lacks
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names may have characters that its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
-    # Python has None in place of a stream that was closed before the start (`>&-`, some services).
+    # A stream that was closed before the start (`>&-`, some services) is None in Python.
     stdout, stderr = (one or Path(os.devnull).open("w") for one in (sys.stdout, sys.stderr))  # noqa: SIM115
     out, err = cast(TextIO, Output(stdout)), cast(TextIO, Unfailing(stderr))
     with redirect_stdout(out), redirect_stderr(err):
@@ -81,8 +81,8 @@ def _main(argv: Sequence[str] | None) -> int:
             return 2
         args = _parser().parse_args([*words[1:], "--help"] if words[0] == "help" else words)
         if words[0] not in _TRAIN or words[1:2] == ["report"]:
-            # OpenBLAS reads this as numpy is imported. The matrices of a fit are small, and its other threads
-            # only spin for them: of 1,000 evaluations for three quarters of the processor time.
+            # OpenBLAS reads this when numpy is imported. The matrices of a fit are small, so its other
+            # threads only spin: for three quarters of the CPU time with 1,000 evaluations.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         out = cast(TextIO, Aside(sys.stderr, sys.stdout)) if getattr(args, "json", False) else sys.stdout
         with redirect_stdout(out):
@@ -101,7 +101,7 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"scalerl: training needs {error.name}: pip install 'scalerl[train]'", file=sys.stderr)
         return 2
     except OutputError as error:
-        # Else the flush at exit would fail again.
+        # Otherwise the flush at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # the reader (head, say) has exited
             return 141

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     """Simulate the recipe, and print the result.
 
     Raises:
-        InputError: a device of the kind that is known here does not hold its role; the rest is printed.
+        InputError: a role does not fit on a device like this machine's; everything is printed first.
     """
     _check(args)
     from scalerl.cli.dry_run import device_json
@@ -114,10 +114,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _memory(recipe: Recipe) -> tuple[Callable[[SimulationResult], list[DeviceMemory]], list[str]]:
-    """Return what gives the memory of a device of each role, of devices like this machine's first GPU.
+    """Return a function for the memory of one device per role, like this machine's first GPU, and warnings.
 
-    It is not known where no GPU is (`SCALERL_GPUS` stands for one), nor, with a warning, for a model whose
-    shape is not known.
+    The function returns nothing without a GPU (`SCALERL_GPUS` can simulate one), and for a model whose shape
+    is unknown, of which a warning says so.
     """
     from scalerl.cli.dry_run import planned_memory
     from scalerl.rl.config.devices import visible_gpus
@@ -152,7 +152,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _rates(args: argparse.Namespace) -> tuple[RunRecord | None, Rates]:
-    """Return the run that was measured, if there is one, and the rates."""
+    """Return the measured run, if there is one, and the rates."""
     from scalerl.plan.rates import load_rates
 
     if args.run_folder is None:
@@ -166,7 +166,7 @@ def _rates(args: argparse.Namespace) -> tuple[RunRecord | None, Rates]:
 
 
 def _other_rates(recipe: Recipe, args: argparse.Namespace, record: RunRecord | None) -> list[str]:
-    """Return a warning if the rates are, as far as is known, of another model or engine than the recipe's."""
+    """Return a warning if the rates are known to be of another model or engine than the recipe's."""
     from scalerl.plan.rates import names
     from scalerl.rl.config.engine import BUILT_IN
     from scalerl.rl.model.shape import is_made_here

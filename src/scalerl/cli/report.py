@@ -1,4 +1,4 @@
-"""`scalerl report`: the page of a run or several, their figures and tables."""
+"""`scalerl report`: the page of one run or several, their figures and tables."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def add(report: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the page, the figures and tables, and print where they are."""
+    """Write the page, the figures and tables, and print their paths."""
     from scalerl.view.assets import write_text
     from scalerl.view.runs.gathered import warnings_of
     from scalerl.view.runs.page import runs_document
@@ -145,7 +145,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
 
 
 def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
-    """Move runs whose default axes differ to the first that all have, and one alone to its forecasts'."""
+    """Put runs with different default axes on the first common axis, and a single run on its forecast's."""
     from scalerl.record.evaluation import AXES
     from scalerl.view import axis_for, leading_forecast
 

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     """Serve until Ctrl-C."""
     from scalerl.record.evaluation import AXES
 
-    axes = [axis for axis in AXES if axis != "dollars"]  # which need a price
+    axes = [axis for axis in AXES if axis != "dollars"]  # dollars need a price
     axis = args.x or (args.budget and args.budget.axis)
     if args.budget is not None and axis is None:
         raise InputError(

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.study.run.estimate import check_models, short_of_steps
 
     check_plan(with_combined(plan, folder), folder)
-    # Runs are placed on GPUs, or else on cores.
+    # Runs are placed on GPUs if there are any, else on cores.
     cores = args.cores or torch.cuda.device_count() or usable_cores()
 
     warnings = [*plan.warnings, *short_of_steps(plan)]
@@ -117,7 +117,7 @@ def _settle_budget(args: argparse.Namespace, axis: str) -> None:
 
 
 def _report(folder: Path, args: argparse.Namespace) -> None:
-    """Print the verdict of the study in `folder`, and write its report there, or to --output."""
+    """Print the verdict of the study in `folder`, and write its report there or to --output."""
     from scalerl.cli.console import share_shown
     from scalerl.study.entry import verdict as judge
     from scalerl.study.page.page import print_study, write_study_report

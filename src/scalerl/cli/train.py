@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     if args.gpus and not by_torchrun:
         split = args.generators is None and args.trainers is None
         recipe, gpus = use_gpus(recipe, args.gpus, split)
-    else:  # a rank of torchrun prints nothing of them, and need not ask
+    else:  # a rank of torchrun prints nothing about GPUs, and need not list them
         gpus = visible_gpus() if args.dry_run or not by_torchrun else ()
     if not by_torchrun:
         print_warnings(notices(recipe, gpus))
@@ -121,7 +121,7 @@ def _claim(folder: Path, args: argparse.Namespace) -> RunFolder:
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:
-    """Return the keys that stand for the options of devices."""
+    """Return the overrides for the device options."""
     table = "placement" if args.cluster is None else "cluster"
     given = {"generators": args.generators, "trainers": args.trainers}
     overrides = [f"{table}.{name}={n}" for name, n in given.items() if n is not None]
@@ -141,15 +141,15 @@ def run_training(
     load: Callable[[Recipe, str], Any] | None = None,
     restart: bool = False,
 ) -> None:
-    """Train, write the report, print the closing table or the same as JSON, and release `place`.
+    """Train, write the report, print the closing table or its JSON, and release `place`.
 
-    `load` makes the learner if it is not the one of a single process.
+    `load` makes the learner; by default one in a single process.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # huggingface_hub reads it at import
     if _forks_workers(recipe):
         from scalerl.rl.workers.processes import start_fork_server
 
-        # It loads torch while this process does.
+        # It loads torch while this process does too.
         start_fork_server("scalerl.rl.placement.rollout_worker", "scalerl.rl.placement.evaluate_aside")
     from scalerl.cli.console import TrainingProgress
     from scalerl.forecast.best import rates_by_step
@@ -186,14 +186,14 @@ def run_training(
             fits = f", scalerl fit {folder} fits what was run" if (folder / "evals.jsonl").exists() else ""
             raise InterruptedRunError(f"interrupted; {resume_line(folder)} goes on{fits}") from None
         except WriteError:
-            with suppress(ScalerlError):  # show what was trained, although not all of it was saved
+            with suppress(ScalerlError):  # show the result, although not all of it was saved
                 _close(RunRecord.read(place.here()), as_json)
             raise
         _close(record, as_json)
 
 
 def _forks_workers(recipe: Recipe) -> bool:
-    # On a single GPU all but what verifies takes turns in this process.
+    # On a single GPU, everything except verification takes turns in this process.
     from scalerl.rl.config.devices import visible_gpus
 
     if recipe.cluster is not None or recipe.vllm:
@@ -219,7 +219,7 @@ def _close(record: RunRecord, as_json: bool) -> None:
 
 
 def _closing(record: RunRecord, report: Path | None) -> dict[str, Any]:
-    """Return the measured end of the run, and its frozen forecast scored by it."""
+    """Return the measured end of the run, and the frozen forecast with its outcome."""
     from scalerl.record.saved_weights import final_folder
     from scalerl.view import judge, leading_forecast
 

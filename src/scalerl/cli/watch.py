@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from scalerl.view.facts.standing import Standing
 
 _QUIET = 30.0
-"""Seconds after which a line says what the run is doing, where nothing else was printed."""
+"""Seconds without output after which a line says what the run is doing."""
 _REDRAW = 1.0
-"""Seconds after which the view is drawn again, as it shows how long ago things were."""
+"""Seconds after which the view is redrawn, as it shows ages."""
 _AFTER_READ, _AFTER_FIT = 10, 4
-"""A look is followed by a pause of at least this many times as long as it read, or fitted."""
+"""A read, or a fit, is followed by a pause of at least this many times its duration."""
 
 HELP = "follow a run in progress"
 ABOUT = "Follow a run of any trainer in progress, with its forecast."
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
         if not len(data.points):
             raise InputError(f"{path}: the run has no evaluation yet")
         axis, axes = data.points.axis, axes_of(data)
-        # Twice the compute of a run that goes on would be another amount at every look.
+        # No relative amounts, as twice the compute of a growing run would change at every read.
         budget, least = (
             given and given.on(option, axis, None, axes)
             for option, given in (("--budget", args.budget), ("--min-compute", args.min_compute))
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
         return stand(data.points, data.record, asked)
 
     follower = Follower(path, read)
-    # As Ctrl-C, so that the terminal is restored.
+    # Exit as at Ctrl-C, so that the terminal is restored.
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         first = _first(follower, args)
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
                 f"{args.run_or_file}: --target needs a budget on the axis {first.points.axis}, and the run "
                 "has none: give --budget C"
             )
-        # FORCE_COLOR gives a pipe a console, too, and in a pipe there is no place to draw in.
+        # FORCE_COLOR gives even a pipe a console, but there is no screen to draw on.
         console = console_for(sys.stdout) if sys.stdout.isatty() else None
         if console is None or args.json:
             _follow_lines(follower, args)
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
 class Follower:
     """Reads a run or a log again when it has changed, but only as often as its size permits.
 
-    `read` returns the run as it stands, not fitted yet. `run` is its state at the last successful read, None
+    `read` returns the status of the run, not fitted yet. `run` is that of the last successful read, None
     before the first; `problem` is why the last read failed, empty after a successful one.
     """
 
@@ -123,7 +123,7 @@ class Follower:
     def look(self) -> bool:
         """Read the source if it has changed, or is due again after a failure; return whether `run` is new.
 
-        A source that cannot be read, as one that is being rewritten, leaves `run` as it was.
+        If the source cannot be read, as while it is being rewritten, `run` stays as it was.
         """
         started, self._fit_took = monotonic(), 0.0
         run = None
@@ -137,11 +137,11 @@ class Follower:
         return run is not None
 
     def pause(self, interval: float) -> float:
-        """Return the seconds until the next look: `interval`, or more after a slow one."""
+        """Return the seconds until the next look: `interval`, or more after a slow look."""
         return max(interval, _AFTER_READ * self._read_took + _AFTER_FIT * self._fit_took)
 
     def is_before_first_evaluation(self) -> bool:
-        """Whether this is the folder of a run that has no evaluation yet."""
+        """Whether this is the folder of a run without an evaluation yet."""
         from scalerl.record.folder import holds_run
 
         try:
@@ -151,7 +151,7 @@ class Follower:
             return False
 
     def activity(self) -> str:
-        """Return what the run is doing, in a line; empty where it does not say so."""
+        """Return the current activity of the run in a line; empty if not known."""
         from scalerl.record.activity import read_activity
         from scalerl.view.terminal.activity import activity_line
 
@@ -159,11 +159,11 @@ class Follower:
         return "" if found is None else activity_line(found, time.time())
 
     def printed(self) -> None:
-        """Note that something was printed of the run."""
+        """Record that something was printed about the run."""
         self._printed = monotonic()
 
     def print_activity(self) -> None:
-        """Print to standard error what the run is doing, at first and where nothing is printed for long."""
+        """Print the current activity to standard error, at first and when nothing was printed for long."""
         if monotonic() - self._printed >= _QUIET and (text := self.activity()):
             self.printed()
             _print_aside(f"{self.path.name}: {text}")
@@ -172,7 +172,7 @@ class Follower:
         run = self._source()
         if math.isnan(run.last_line):
             run = replace(run, written=written(self.path))
-        # Steps, which come far more often than evaluations, have nothing new to fit.
+        # New steps, which are far more frequent than evaluations, do not need a new fit.
         if self.run is not None and _evaluations(self.run) == _evaluations(run):
             return replace(run, fit=self.run.fit, reason=self.run.reason)
         started = monotonic()
@@ -187,7 +187,7 @@ def _evaluations(run: Standing) -> tuple[Any, ...]:
 
 
 def _first(follower: Follower, args: argparse.Namespace) -> Standing:
-    """Return the state at the first successful look; InputError where it fails, and --wait cannot help."""
+    """Return the state at the first successful look; raise an InputError if --wait cannot help."""
     printed = ""
     while not follower.look() or follower.run is None:
         mode = _mode(follower.path)
@@ -207,14 +207,14 @@ def _first(follower: Follower, args: argparse.Namespace) -> Standing:
 
 
 def _is_on_server(path: str | Path) -> bool:
-    """Whether this is the name of a run on a tracker's server, which is fetched again at every look."""
+    """Whether this names a run on a tracker's server, which is fetched again at every look."""
     from scalerl.ingest.trackers.named import tracker_of
 
     return bool(tracker_of(path))
 
 
 def _mode(path: Path) -> int | None:
-    """Return the file mode; None if there is nothing, and that of a file if its reader is to report why."""
+    """Return the file mode; None if there is no such path, and that of a file if its reader will say why."""
     if _is_on_server(path):
         return stat.S_IFREG
     try:
@@ -232,14 +232,14 @@ def _print_view(console: Console, run: Standing, activity: str = "") -> None:
 
 
 def _follow_view(follower: Follower, args: argparse.Namespace, console: Console) -> None:
-    """Draw the view in its place, and print the last one when it ends."""
+    """Draw the view in place, and print the last one at the end."""
     from rich.live import Live
 
     from scalerl.view.terminal.watch import view
 
     assert follower.run is not None
     try:
-        # No refresh by rich's thread: a view is drawn here alone, with the clock of that moment.
+        # No refresh by rich's thread: a view is drawn only here, with the current time.
         with Live(console=console, auto_refresh=False, screen=True) as live:
             due = time.monotonic() + follower.pause(args.interval)
             while not follower.run.ended:
@@ -251,7 +251,7 @@ def _follow_view(follower: Follower, args: argparse.Namespace, console: Console)
                     follower.look()
                     due = time.monotonic() + follower.pause(args.interval)
     finally:
-        # Once more: what was drawn on the alternate screen is gone with it.
+        # Print it once more, as the alternate screen disappears.
         _print_view(console, follower.run)
 
 
@@ -275,7 +275,7 @@ def _follow_lines(follower: Follower, args: argparse.Namespace) -> None:
         if follower.look():
             follower.printed()
             lines.update(follower.run)
-        elif follower.problem == failed != printed:  # seen twice: a rewrite tears a file briefly
+        elif follower.problem == failed != printed:  # seen twice, as a rewrite may tear a file briefly
             _print_aside(follower.problem)
             printed = failed
         failed = follower.problem
@@ -296,13 +296,13 @@ class _Lines:
         self._warnings: set[str] = set()
 
     def update(self, run: Standing) -> None:
-        """Print what is new in a run."""
+        """Print the news about a run."""
         points = run.points
         now = list(zip(points.compute_N.tolist(), points.pass_rate_N.tolist(), strict=True))
         known = now[:-1] if self._printed is None else self._printed
         pairs = enumerate(zip(now, known, strict=False))
         same = next((n for n, (a, b) in pairs if a != b), min(len(now), len(known)))
-        if same < len(known):  # a resumed run has cut its record
+        if same < len(known):  # a resume has truncated the record
             _print_aside(f"{run.name}: goes on from evaluation {same}; what came after it is gone")
             known = now[: max(same, len(now) - 1)]
         self._print_findings(run)
@@ -316,7 +316,7 @@ class _Lines:
 
     def _print_findings(self, run: Standing) -> None:
         found = run.warnings
-        if self._printed is not None:  # how far the budget is beyond the data is another number every time
+        if self._printed is not None:  # the warning `beyond` has another number every time
             found = tuple(text for text in found if text != run.beyond)
         print_warnings(warning for warning in found if warning not in self._warnings)
         self._warnings |= set(found)
@@ -332,6 +332,6 @@ class _Lines:
             answer = {"run": self._args.run_or_file, **run.to_json(time.time()), "warnings": run.warnings}
             print_json(answer, indent=None)
         else:
-            # Only the first line says how long ago its evaluation was; the others are printed as they come.
+            # Only the first line gives the age of its evaluation; later ones are printed as they come.
             since = time.time() if self._printed is None else math.nan
             print(f"{run.name}  {line(run, since)}", flush=True)

@@ -1,4 +1,4 @@
-"""Forecasts inside the tools that train and tune, each module for one of them and loaded with it alone.
+"""Forecasts inside tools for training and tuning, with one module per tool, loaded only on use.
 
 It may import `scalerl.forecast` and `scalerl.ingest`. No room imports it.
 """

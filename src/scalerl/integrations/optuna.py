@@ -26,19 +26,19 @@ logger = logging.getLogger(__name__)
 
 
 class ForecastPruner(BasePruner):
-    """Prune by `scalerl.integrations.rule`. Why a trial was pruned is logged at the level INFO.
+    """Prunes trials by `scalerl.integrations.rule`, and logs the reasons at level INFO.
 
-    A step counts compute: Optuna's steps are integers, so report trainer steps where all trials' steps cost
-    the same, and else GPU-seconds or tokens. Step 0 is the evaluation before training. A trial that was
-    pruned has ended: Optuna cannot pause it.
+    A step counts compute. As Optuna's steps are integers, report trainer steps if steps cost the same in all
+    trials, else GPU-seconds or tokens. Step 0 is the evaluation before training. A pruned trial has ended, as
+    Optuna cannot pause it.
 
     Args:
         budget: the step at which a whole trial ends.
-        margin: as of `Rule`, and so are `level`, `noise_sd` and `early`.
+        margin: as in `Rule`, and so are `level`, `noise_sd` and `early`.
 
     Raises:
-        InputError: an argument is out of its range; and by `prune`, if the study does not maximise or a value
-            is no pass rate in [0, 1]. NaN is skipped.
+        InputError: an argument is out of its range; by `prune` also if the study does not maximise or a
+            value is not a pass rate in [0, 1]. NaN is skipped.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ForecastPruner(BasePruner):
         self.sweep = Sweep(Rule(budget, margin, level, noise_sd, early))
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
-        """Whether the trial is hopeless beside those that are running and complete."""
+        """Return whether the trial is hopeless compared with running and complete trials."""
         if study.direction != StudyDirection.MAXIMIZE:
             raise InputError(
                 "a pass rate is to be maximised: optuna.create_study(direction='maximize'), and with another "

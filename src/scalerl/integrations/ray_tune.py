@@ -3,10 +3,10 @@
     scheduler = ForecastScheduler(metric="pass_rate", time_attr="gpu_hours", budget=400)
     tune.Tuner(train, tune_config=tune.TuneConfig(scheduler=scheduler, num_samples=20))
 
-A trial that can go on later is paused, and frees its resources: one that has reported a checkpoint, or a
-class with `save_checkpoint`. A function without a checkpoint would start anew, and is stopped. Of the paused
-trials those are resumed that the best no longer beats, because it failed or its forecast has fallen; pending
-trials come first. When nothing else runs or waits, the rest are ended, or with `resume_paused` resumed.
+A trial that can continue later is paused, and frees its resources: one that has reported a checkpoint, or a
+class with `save_checkpoint`. A function without a checkpoint is stopped, as it would start from scratch. A
+paused trial is resumed when the best no longer beats it, as that failed or its forecast has fallen; pending
+trials come first. When nothing else runs or waits, the rest are stopped, or with `resume_paused` resumed.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ logger = logging.getLogger(__name__)
 
 
 class ForecastScheduler(FIFOScheduler):
-    """Pause or stop by `scalerl.integrations.rule`. Why is logged at the level INFO.
+    """Pauses or stops trials by `scalerl.integrations.rule`, and logs the reasons at level INFO.
 
     Args:
         budget: compute at which a whole trial ends, in the unit of `time_attr`.
-        metric: the pass rate among what a trial reports; by default that of `TuneConfig`.
-        time_attr: the compute of the trial so far among what it reports; iterations by default, which count
-            the same in all trials only if they cost the same.
-        margin: as of `Rule`, and so are `level`, `noise_sd` and `early`.
+        metric: the reported key of the pass rate; defaults to that of `TuneConfig`.
+        time_attr: the reported key of the trial's compute so far; defaults to iterations, which are
+            comparable only if they cost the same in all trials.
+        margin: as in `Rule`, and so are `level`, `noise_sd` and `early`.
         pause: False stops hopeless trials for good. Paused ones count against `max_concurrent_trials`.
         resume_paused: when no other trial runs or waits, resume the paused ones, the most promising first,
             and run them to their end.
 
     Raises:
-        InputError: an argument is out of its range; and in a study, if it minimises or a value is no pass
-            rate in [0, 1]. NaN and None are skipped.
+        InputError: an argument is out of its range; during a study also if it minimises, or a value is not a
+            pass rate in [0, 1]. NaN and None are skipped.
     """
 
-    # Tune would else pass several results at once, and a decision come after compute that it was to save.
+    # Otherwise Tune would pass several results at once, and a decision could come too late to save compute.
     _supports_buffered_results = False
 
     def __init__(
@@ -69,13 +69,13 @@ class ForecastScheduler(FIFOScheduler):
         self._resume_paused = resume_paused
         self._sweep = Sweep(Rule(budget, margin, level, noise_sd, early))
         self._values: dict[str, dict[float, float]] = {}
-        """Evaluations of the trials that may become the best, and of the paused."""
+        """Evaluations of trials that may become the best, and of paused trials."""
         self._paused: set[str] = set()
         self._spared: set[str] = set()
-        """Trials that are run to their end though they are hopeless."""
+        """Hopeless trials that are run to their end all the same."""
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        """Take the metric of `TuneConfig`, whose mode is to be "max"."""
+        """Take the metric of `TuneConfig`, whose mode must be "max"."""
         if mode not in (None, "max"):
             raise InputError(f"a pass rate is to be maximised: mode='max', found {mode!r}")
         accepted = super().set_search_properties(metric, mode, **spec)
@@ -86,7 +86,7 @@ class ForecastScheduler(FIFOScheduler):
         return accepted
 
     def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> str:
-        """Record an evaluation, and decide whether the trial goes on."""
+        """Record an evaluation, and decide whether the trial continues."""
         # A loop may report None between evaluations.
         if self.metric is None or result.get(self.metric) is None:
             return TrialScheduler.CONTINUE
@@ -97,7 +97,7 @@ class ForecastScheduler(FIFOScheduler):
             )
         compute = float(result[self._time_attr])
         known = self._values.get(name, {})
-        # Reports beyond the checkpoint that a trial was restored from are no longer part of its curve.
+        # After a restore, earlier reports from beyond the checkpoint are no longer part of the trial's curve.
         before = {c: value for c, value in known.items() if c < compute}
         self._values[name] = before | {compute: float(result[self.metric])}
         why = None if name in self._spared else self._why(trial)
@@ -105,22 +105,22 @@ class ForecastScheduler(FIFOScheduler):
             return TrialScheduler.CONTINUE
         trainable = trial.get_trainable_cls()
         keeps_state = trial.has_checkpoint() or not (trainable and issubclass(trainable, FunctionTrainable))
-        # A paused function without a checkpoint would start anew: its compute is spent twice.
+        # A paused function without a checkpoint would start from scratch and spend its compute twice.
         resumable = self._pause and (result.get(SHOULD_CHECKPOINT) or keeps_state)
         logger.info("trial %s is %s: %s", name, "paused" if resumable else "stopped", why)
         if resumable:
             self._paused.add(name)
             return TrialScheduler.PAUSE
-        # It cannot become the best any more: the others need not beat it.
+        # A stopped trial cannot become the best any more, so the others need not beat it.
         del self._values[name]
         return TrialScheduler.STOP
 
     def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
-        """Drop a trial that failed: the others need not beat it."""
+        """Drop a failed trial, as the others need not beat it."""
         self._values.pop(trial.trial_id, None)
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> Trial | None:
-        """Return the next pending trial, else a paused one; stop the paused when nothing else is left."""
+        """Return the next pending trial, else a paused one; stop paused ones when nothing else is left."""
         trials = tune_controller.get_trials()
         paused = [trial for trial in trials if trial.status == Trial.PAUSED]
         for trial in trials:
@@ -129,7 +129,7 @@ class ForecastScheduler(FIFOScheduler):
         for trial in paused:
             if self._why(trial) is None:
                 return self._resumed(trial)
-        # A running trial may still fail or fall back, and a paused one be the best again.
+        # A running trial may still fail or fall back, which may make a paused one the best again.
         if any(trial.status == Trial.RUNNING and trial.trial_id not in self._spared for trial in trials):
             return None
         if paused and self._resume_paused:
@@ -147,7 +147,7 @@ class ForecastScheduler(FIFOScheduler):
         return trial
 
     def _why(self, trial: Trial) -> str | None:
-        """Return why a trial is hopeless beside those that are not paused, stopped or failed, or None."""
+        """Return why a trial is hopeless compared with those not paused, stopped or failed, or None."""
         others = {name: values for name, values in self._values.items() if name not in self._paused}
         return self._sweep.hopeless(trial.trial_id, self._values.get(trial.trial_id, {}), others)
 

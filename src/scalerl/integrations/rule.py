@@ -1,16 +1,15 @@
-"""A trial of a sweep is hopeless if the forecast of its end lies below what another trial reaches.
+"""The rule for hopeless trials of a sweep: the forecast of their end is below that of another trial.
 
     high(trial) < max low(other) + margin        low, high: ends of the interval of the mean curve at `budget`
 
-A trial has a `high` only once its ceiling is identified (`Fit.identified`), and so none is stopped before,
-unless the rule is `early`; it has a `low` as soon as it can be fitted, even if it stays flat. Finished trials
-have both like the others: the largest value that any trial has shown is the luckiest of many noisy ones, and
-a fit's is not.
+A trial has a `high` only once its ceiling is identified (`Fit.identified`), so none is stopped before, unless
+the rule is `early`. It has a `low` as soon as it can be fitted, even if it stays flat. Finished trials have
+both from their fits too, as their largest measured value is the luckiest of many noisy ones.
 
-The interval is that of the mean curve. Trials are compared with each other and the best of them is kept, so
-neither the noise of one more evaluation nor a rerun with another seed is in the question. At `level` .95 a
-mean curve is above its `high` with probability .025, and below its `low` with probability .025, at
-each look; a trial is looked at about five to eight times.
+The interval is that of the mean curve. Trials are compared with each other and the best one is kept, so
+neither the noise of another evaluation nor a rerun with another seed matters. At `level` .95, the mean curve
+is above its `high` with probability .025, and below its `low` with probability .025, at each look; a trial is
+looked at about five to eight times.
 """
 
 import math
@@ -28,7 +27,7 @@ from scalerl.errors import CannotAnswerError, InputError, number_of
 from scalerl.quantiles import tails, weighted_quantiles
 
 GROWTH = 1.25
-"""A trial is fitted again when its compute has grown by this factor: less tells little that is new."""
+"""A trial is fitted again when its compute has grown by this factor, as less growth tells little more."""
 
 _LARGEST_NOISE = 0.5
 
@@ -38,7 +37,7 @@ Values = Mapping[Any, float]
 
 @dataclass(frozen=True)
 class Reach:
-    """What a trial reaches at the budget: no less than `low`, no more than `high`; infinite if not known."""
+    """Bounds on what a trial reaches at the budget: `low` and `high`, infinite if not known."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -53,13 +52,13 @@ class Rule:
 
     Args:
         budget: compute of a whole trial, at which trials are compared, in the unit in which they report.
-        margin: in pass rate. Trials are stopped that would not beat the best by as much; below 0, only those
-            that would miss it by as much.
-        level: of the intervals; at .95 a trial's curve is, at one look, above the bound that stops it with
-            probability .025. A trial is looked at about five to eight times, and may be stopped at each.
-        noise_sd: sampling noise of one evaluation, where it is known; none is assumed to have less.
-        early: also stop trials whose ceiling is not identified. Their intervals are wide, and a trial that is
-            below the best by more than that is hopeless all the same.
+        margin: in pass rate. A positive margin stops trials that would not beat the best by as much; a
+            negative one stops only trials that would miss it by as much.
+        level: level of the intervals; at .95 a trial's curve is, at one look, above the bound that stops it
+            with probability .025. A trial is looked at, and may be stopped, about five to eight times.
+        noise_sd: sampling noise of one evaluation, if known; the fitted noise is at least this.
+        early: also stop trials whose ceiling is not identified. Their intervals are wide, but a trial below
+            the best by more than that is hopeless too.
 
     Raises:
         InputError: an argument is out of its range.
@@ -85,10 +84,10 @@ class Rule:
             )
 
     def points(self, values: Values, source: str = "trial") -> Points:
-        """The evaluations of a trial, by compute.
+        """Return the evaluations of a trial as points, in order of compute.
 
         Raises:
-            InputError: a compute or a pass rate is out of its range; it names `source`.
+            InputError: a compute or a pass rate is out of its range; the message names `source`.
         """
         compute_N, pass_rate_N = np.array(sorted(values.items()), dtype=float).reshape(-1, 2).T
         return Points.from_arrays(compute_N, pass_rate_N, noise_sd=self.noise_sd, source=source)
@@ -103,7 +102,7 @@ class Rule:
             return UNKNOWN
 
     def reach_of(self, result: Fit) -> Reach:
-        """Return what a trial with this fit reaches: `UNKNOWN` where no curve describes it, or none yet."""
+        """Return what a trial with this fit reaches; `UNKNOWN` if no curve describes it."""
         if result.misfit or result.ending:
             return UNKNOWN
         post = result.posterior
@@ -111,7 +110,7 @@ class Rule:
         return Reach(low, high if result.identified or self.early else math.inf)
 
     def looked_at(self, values: Values) -> dict[float, float]:
-        """Return the evaluations up to the last at which a fit is due, by compute."""
+        """Return the evaluations by compute, up to the last one at which a fit is due."""
         compute = sorted(c for c, value in values.items() if not math.isnan(value))
         last = len(compute)
         while last > 1 and self._look(compute[last - 2]) == self._look(compute[last - 1]):
@@ -119,14 +118,14 @@ class Rule:
         return {c: values[c] for c in compute[:last]}
 
     def _look(self, compute: float) -> int:
-        """Return the number of the look that this compute belongs to, counted from the one at the budget."""
+        """Return the number of the look to which this compute belongs, counted from that at the budget."""
         if not 0 < compute < math.inf:
             return -(10**6)
         return math.floor(math.log(compute / self.budget) / math.log(GROWTH) + 1e-9)
 
 
 class Sweep:
-    """The trials of a sweep under a rule. Fits are made when they matter, and kept while nothing is new."""
+    """The trials of a sweep under a rule; fits are made only if needed, and kept while nothing is new."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -144,11 +143,11 @@ class Sweep:
     def hopeless(self, trial: Hashable, values: Values, others: Mapping[Any, Values]) -> str | None:
         """Return one sentence why the trial is hopeless, or None if it is not.
 
-        `others` are the trials that it competes with: running and finished, not those that failed or were
-        stopped, as they can no longer be chosen. The trial that leads them all is never hopeless.
+        `others` are the trials with which it competes: running and finished ones, but not failed or stopped
+        ones, which can no longer be chosen. The leading trial is never hopeless.
 
         Raises:
-            InputError: a compute or a pass rate is out of its range; it names the trial.
+            InputError: a compute or a pass rate is out of its range; the message names the trial.
         """
         rule, seen = self.rule, self.rule.looked_at(values)
         self.rule.points(seen, f"trial {trial}")
@@ -158,7 +157,7 @@ class Sweep:
         best = max(lows, key=lambda name: lows[name], default=None)
         bar = -math.inf if best is None else lows[best]
         if seen[max(seen)] >= bar + rule.margin:
-            return None  # already there, and curves do not fall: no fit is needed
+            return None  # no fit is needed: it is already there, and curves do not fall
         own = self.reach(trial, values)
         if own.high >= bar + rule.margin or own.low >= bar:
             return None

@@ -1,9 +1,9 @@
-"""Forecasts inside the Hugging Face Trainer and those built on it, TRL's above all.
+"""Forecasts inside the Hugging Face Trainer and trainers built on it, such as TRL's.
 
 trainer = GRPOTrainer(..., callbacks=[ForecastCallback(target=0.6)])
 
-What the trainer has logged goes the way of any other trainer's log (`scalerl.ingest`), so that a forecast is
-what `scalerl fit OUTPUT_DIR --x steps` says of the trainer_state.json of the same moment.
+The trainer's log is read like that of any other trainer (`scalerl.ingest`), so a forecast equals that of
+`scalerl fit OUTPUT_DIR --x steps` from the trainer_state.json of the same moment.
 """
 
 import inspect
@@ -46,29 +46,29 @@ from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
 
 VERDICTS = {"go": 1.0, "no-go": -1.0, "too close": 0.0, "too early": 0.0, "training reward": 0.0}
-"""Values of `forecast/verdict`; of those that are 0, "too close" has `forecast/identified` 1."""
+"""Values of `forecast/verdict`; among those that are 0, "too close" has `forecast/identified` 1."""
 _FITS = 50
-"""Growth of the steps, as 1 / n, from fit to fit where nothing is held out: each row is an evaluation."""
+"""Without held-out evaluations every row is one, and a fit is made when the steps have grown by 1 / this."""
 
 
 class ForecastCallback(TrainerCallback):
-    """Forecasts the end of the run after every evaluation, logs and prints it, and stops what is hopeless.
+    """Forecasts the end of the run after every evaluation, logs and prints it, and stops hopeless runs.
 
-    The pass rate is the held-out one that the importer takes (docs/reference/ingest.md); where the trainer
-    evaluates nothing, the reward of training if `metric` names it, of which no verdict is given. Logged
+    The pass rate is the held-out one chosen by the importer (docs/reference/ingest.md). If the trainer
+    evaluates nothing, it is the training reward that `metric` names, for which there is no verdict. Logged
     through the trainer's trackers, and in `state.log_history`:
     `forecast/median`, `forecast/low`, `forecast/high` (one more evaluation, at the end), `forecast/ceiling`,
     `forecast/ceiling_low`, `forecast/ceiling_high`, `forecast/identified` (0 or 1), and with a target
     `forecast/probability` and `forecast/verdict` (`VERDICTS`). Nothing is logged as long as there is no fit.
 
-    The main process alone computes. Trainers do not pass the decision to stop on to other processes: after
-    every step this callback does, by torch.distributed; where that is not in use it stops single processes
-    only. What goes wrong here never ends a training: it is printed once, on standard error.
+    Only the main process computes. Trainers do not pass the decision to stop to other processes, so this
+    callback does after every step, by torch.distributed; without that, it can stop only a single process.
+    Errors here never end a training: they are printed once, on standard error.
     """
 
     forecaster: Forecaster | None = None
-    """The evaluations as they were last looked at, for further questions; None before, and in other
-    processes than the main one."""
+    """The evaluations at the last forecast, for further questions; None before the first, and outside of the
+    main process."""
 
     def __init__(
         self,
@@ -92,26 +92,25 @@ class ForecastCallback(TrainerCallback):
 
         Args:
             target: pass rate whose probability at the end is wanted.
-            end: compute at the end, in the unit of the axis; by default the last step of the training, which
-                is known on the axis `steps` alone.
-            axis: of compute, one of `scalerl.record.evaluation.AXES`.
-            metric: the metric that is the pass rate, as it is in `state.log_history`; by default the one that
-                the importer takes (docs/reference/ingest.md).
-            max_reward: what a right answer earns, where that is not 1: the metric is divided by it.
-            min_reward: what a wrong answer earns, where that is not 0.
-            stop_at: "no-go" ends the training once that is the verdict; a checkpoint is saved, unless the
-                trainer saves none at all. "too early" and "too close" never do, and no verdict does where
-                another metric may have been meant (`Metric.is_ambiguous`): name it with `metric`.
-            run_folder: a run folder to keep beside the trainer's output; that of a run that is resumed is
-                gone on with.
-            devices: for `gpu_hours`, those of generators that are not the trainer's included; by default the
-                trainer's.
+            end: compute at the end, in the unit of the axis; defaults to the last step of the training, which
+                is known only on the axis `steps`.
+            axis: compute axis, one of `scalerl.record.evaluation.AXES`.
+            metric: the metric that is the pass rate, as in `state.log_history`; defaults to the choice of the
+                importer (docs/reference/ingest.md).
+            max_reward: reward of a right answer if not 1; the metric is rescaled by it.
+            min_reward: reward of a wrong answer if not 0.
+            stop_at: "no-go" ends the training at that verdict; a checkpoint is saved, unless the trainer
+                saves none at all. "too early" and "too close" never end it, and no verdict does if another
+                metric may have been meant (`Metric.is_ambiguous`): name it with `metric`.
+            run_folder: a run folder to keep beside the trainer's output; a resumed run continues its folder.
+            devices: number of devices, for `gpu_hours`, including those of separate generators; defaults to
+                the trainer's.
             model: folder or config.json of the model, for `flops`.
             price: dollars per GPU-hour, for `dollars`.
             r0: as for `fit`, and so are min_compute and level.
 
         Raises:
-            InputError: an argument is not valid, or one that goes with it is missing.
+            InputError: an argument is not valid, or one that it requires is missing.
         """
         check_target(0.0 if target is None else target, 0.0)
         if axis not in AXES:
@@ -152,22 +151,22 @@ class ForecastCallback(TrainerCallback):
         self._writer = None
 
     def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
-        """Start anew, or go on: a state with steps has come from a checkpoint."""
+        """Start from scratch, or resume if the state has steps, as it then comes from a checkpoint."""
         self._start(resumed=state.global_step > 0)
 
     def on_evaluate(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
-        """Forecast; the trainer has logged the evaluation by now."""
+        """Forecast; the trainer has already logged the evaluation."""
         self._look(args, state, control)
 
     def on_log(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
-        """Forecast from the reward of training, in a run that evaluates nothing."""
-        # Every row is an evaluation then: a fit for each would be most of a short step.
+        """Forecast from the training reward in a run that evaluates nothing."""
+        # Every row is then an evaluation, and a fit for each would take most of a short step.
         if args.eval_strategy == "no" and state.global_step >= self._next:
             self._look(args, state, control)
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
-        """Stop all processes where the main one has found the run hopeless: every process calls this."""
-        # Every process stops at the same step, or the others would wait for it in a collective.
+        """Stop all processes if the main one has found the run hopeless; every process calls this."""
+        # All must stop at the same step, or the others would wait in a collective.
         if self._stops and args.world_size > 1:
             self._hopeless = _broadcast(self._hopeless, args.device)
             if self._hopeless:
@@ -188,7 +187,7 @@ class ForecastCallback(TrainerCallback):
 
     @contextmanager
     def _spared(self) -> Iterator[None]:
-        """Warn of what goes wrong inside, and go on: a forecast is not worth a training."""
+        """Turn errors in the block into warnings, as no forecast may end a training."""
         try:
             yield
         except ScalerlError as error:
@@ -197,9 +196,9 @@ class ForecastCallback(TrainerCallback):
             self._warn([f"no forecast: {type(error).__name__}: {error}"])
 
     def _evaluated(self, args: Args, state: State, control: Control) -> None:
-        """Forecast, unless nothing has been evaluated since the last time."""
+        """Forecast if there is a new evaluation since the last time."""
         folder = Path(str(args.output_dir))
-        # n_gpu is 0 on a CPU, and above 1 under DataParallel, which has one process for all.
+        # n_gpu is 0 on a CPU, and above 1 under DataParallel, which uses one process for all GPUs.
         devices = self._asked.devices or args.world_size * max(args.n_gpu, 1)
         asked = replace(self._asked, devices=devices)
         builder = LogBuilder(str(folder), trainer_state.FORMAT.name, name_of(folder), wanted(asked))
@@ -247,11 +246,11 @@ class ForecastCallback(TrainerCallback):
         control.should_save = control.should_save or args.save_strategy != "no"
 
     def _keep(self, record: RunRecord, end: float) -> None:
-        """Write the run folder as the run is by now."""
+        """Write the present state of the run to the run folder."""
         if self._folder is None:
             return
         if self._writer is None:
-            # It is written once, so that what changes with every evaluation has no place in it.
+            # config.json is written once, so leave out everything that changes with every evaluation.
             config = {name: record.config[name] for name in ("name", "source", "metric")}
             config["budget"] = {"kind": self._axis, "amount": end}
             file = self._folder / "config.json"
@@ -260,11 +259,11 @@ class ForecastCallback(TrainerCallback):
                 self._writer = RunWriter.resume(self._folder, {one.name: one.stat().st_size for one in files})
             else:
                 self._writer = RunWriter(self._folder, config)
-            self._resumed = True  # an evaluation after the training goes on with it
+            self._resumed = True  # so that an evaluation after the training continues the folder
         self._writer.whole(record)
 
     def _warn(self, texts: Iterable[str]) -> None:
-        """Print each warning once, whatever its numbers: lists of steps grow as evaluations are left out."""
+        """Print each warning once, ignoring its numbers, as lists of left-out steps grow."""
         for text in texts:
             clause = text.split("; ")[0]
             kind = re.sub(r"\d[\d.]*(?:, \d[\d.]*)*(?: and \d+ more)?", "#", clause)
@@ -274,7 +273,7 @@ class ForecastCallback(TrainerCallback):
 
 
 def _row(fit: Fit, forecast: Forecast, chance: Chance | None) -> dict[str, float]:
-    """The row for trackers: numbers alone, as some of them drop all else."""
+    """Return the row for trackers, of numbers only, as some trackers drop everything else."""
     values = {"median": forecast.median, "low": forecast.prediction[0], "high": forecast.prediction[1]}
     values["identified"] = fit.identified
     if fit.ceiling is not None:
@@ -286,14 +285,14 @@ def _row(fit: Fit, forecast: Forecast, chance: Chance | None) -> dict[str, float
 
 
 def _log(row: dict[str, float], args: Args, state: State, control: Control) -> None:
-    """Log a row of its own, as `Trainer.log` makes one."""
+    """Log a separate row, in the form of `Trainer.log`."""
     if state.epoch is not None:
         row["epoch"] = state.epoch
     state.log_history.append({**row, "step": state.global_step})
-    # Trackers are called before this callback: it is too late to add to their row. `control.should_log` is
-    # reset when the next step begins, and a row kept for the next `on_log` would come an interval late, or
-    # never after the last evaluation. No event gives a callback the trainer or the handler of the callbacks;
-    # the handler is the one that is calling. TRL's own `log` would print its completions again.
+    # Trackers are called before this callback, so it is too late to add to their row. `control.should_log` is
+    # reset at the next step, and a row kept for the next `on_log` would come an interval late, or never after
+    # the last evaluation. Callbacks get neither the trainer nor the callback handler, but the handler is a
+    # caller of this function, so look for it on the stack. TRL's own `log` would print its completions again.
     frame = inspect.currentframe()
     while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
         frame = frame.f_back
@@ -302,12 +301,12 @@ def _log(row: dict[str, float], args: Args, state: State, control: Control) -> N
 
 
 def _print(step: int, text: str) -> None:
-    """Print a line on standard error that leaves progress bars whole."""
+    """Print a line on standard error without breaking progress bars."""
     tqdm.write(f"scalerl, step {step}: {text}", file=sys.stderr)
 
 
 def _broadcast(flag: bool, device: torch.device) -> bool:
-    """Return the flag of the main process; False where it cannot be sent to the others."""
+    """Return the flag of the main process; false if it cannot be sent to the others."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
     flags = torch.tensor([int(flag)], device=device)

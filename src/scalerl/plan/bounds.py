@@ -1,4 +1,4 @@
-"""Lower bounds of the seconds of a step, in closed form: each part as if there were nothing else.
+"""Lower bounds on the seconds per step, in closed form: each part as if it were the only one.
 
 Shapes in names: B groups, G completions of a group, S batches.
 """
@@ -13,48 +13,48 @@ from scalerl.plan.job import PlannedJob
 from scalerl.plan.rates import Rates
 
 _DRAWN = 20_000
-"""Completions that the means are taken over."""
+"""Number of completions over which means are taken."""
 
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Tokens of a recipe's completions, the cut included, on average."""
+    """Mean tokens of a recipe's completions, after truncation and interruption."""
 
     completion: float
     longest: float
     """Tokens of the longest completion of a batch."""
     context: float
-    """Positions that a completion attends to, its prompt included, averaged over the decode steps."""
+    """Positions that a completion attends to, prompt included, averaged over its decode steps."""
 
     @classmethod
     def of(cls, job: PlannedJob, rates: Rates) -> TokenCounts:
-        """Estimate them from draws with a fixed seed."""
+        """Estimate the means from draws with a fixed seed."""
         rng, n_batches = np.random.default_rng(0), -(-_DRAWN // job.completions)
         length_BG = rates.lengths.draw(rng, n_batches * job.prompts, job.samples, job.cut)
         longest_S = length_BG.reshape(n_batches, -1).max(axis=1)
         mean, square = float(length_BG.mean()), float((length_BG.astype(float) ** 2).mean())
-        # A completion of L tokens attends to 0, 1, ..., L - 1 of its own.
+        # The tokens of a completion of length L attend to 0, 1, ..., L - 1 earlier ones.
         context = rates.lengths.prompt + (square / mean - 1) / 2
         return cls(mean, float(longest_S.mean()), context)
 
 
 def seconds_per_slot(rates: Rates, tokens: TokenCounts) -> float:
-    """Seconds by which a decode step is longer for each decode slot in use."""
+    """Return the seconds that each decode slot in use adds to a decode step."""
     return rates.decode.slot + rates.decode.position * tokens.context
 
 
 def train_seconds(rates: Rates, trainers: int, tokens: float, longest: float) -> float:
-    """Seconds of a step on `tokens`: shared evenly, but that a completion is on one trainer as a whole."""
+    """Return the seconds of a step on `tokens`, shared evenly, with each completion whole on one trainer."""
     return rates.trainer.fixed + rates.trainer.token * max(tokens / trainers, longest)
 
 
 def verify_seconds(job: PlannedJob, rates: Rates) -> float:
-    """Seconds in which the completions of a step are verified."""
+    """Return the seconds to verify the completions of a step."""
     return job.completions * rates.verify.completion / rates.verify.workers
 
 
 def evaluation_seconds(job: PlannedJob, rates: Rates, counts: TokenCounts, generators: int) -> float:
-    """Seconds of an evaluation by an evaluator with slots like a generator's, or by all generators: at the
+    """Return the seconds of an evaluation, by all generators or by an evaluator with as many slots as one: at
     least those of its tokens with all slots in use, and of its longest completion."""
     asked, decode = job.evaluations, rates.decode
     shared_by = generators if asked.by_generators else 1
@@ -69,17 +69,17 @@ def evaluation_seconds(job: PlannedJob, rates: Rates, counts: TokenCounts, gener
 
 
 def bounds(job: PlannedJob, rates: Rates, generators: int, trainers: int) -> dict[str, float]:
-    """Seconds of a step if one thing alone bounded it:
+    """Return the seconds per step if one part alone were the limit:
 
-    generation     with all decode slots of all generators always in use, and what they evaluate
+    generation     all decode slots of all generators always in use, plus evaluations by generators
     training       the trainers
-    driver         what the driver does by itself
-    verification   of the completions
+    driver         the driver's own work
+    verification   verifying the completions
     evaluations    by an evaluator, one after the other
     broadcast      of the weights, one version after the other
-    in order       the longest completion of a batch: a batch is admitted when the weights of k + 1 steps
-                   before are there, so that the time of the longest, of the weights and of a step's
-                   other parts fits into k + 1 steps. It decodes beside as many others as such a step needs
+    in order       the longest completion of a batch: a batch is admitted once the weights of k + 1 steps
+                   earlier have arrived, so the longest completion, the weights and a step's other parts
+                   must fit into k + 1 steps. It decodes beside as many completions as such a step needs
     """
     counts = TokenCounts.of(job, rates)
     slot, decode, weights = seconds_per_slot(rates, counts), rates.decode, rates.weights
@@ -102,13 +102,13 @@ def bounds(job: PlannedJob, rates: Rates, generators: int, trainers: int) -> dic
     }
 
     def in_order(step: float) -> float:
-        tokens = job.completions * counts.completion / generators / step  # a second, of one generator
+        tokens = job.completions * counts.completion / generators / step  # per second and generator
         slots = min(decode.base * tokens / max(1 - slot * tokens, 1e-9), job.decode_slots)
         return (counts.longest * (decode.base + slot * max(slots, 1.0)) + after) / job.batches_in_flight
 
     low = max(least.values())
     high = in_order(low)
-    while high > low * 1.0001:  # the longer a step is, the fewer slots it needs
+    while high > low * 1.0001:  # bisection: a longer step needs fewer slots
         middle = (low + high) / 2
         low, high = (middle, high) if in_order(middle) > middle else (low, middle)
     return least | {"in order": in_order(high)}

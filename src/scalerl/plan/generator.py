@@ -1,10 +1,10 @@
-"""One simulated generator: continuous batching, as `scalerl.rl.engine.generator` does it.
+"""One simulated generator: continuous batching, as in `scalerl.rl.engine.generator`.
 
     waiting (in order of admission) -> decode slots -> done
 
-All slots go on alike, by one token a decode step, so that `steps` counts decode steps as a real number, and
-what happens next is known: the slot that empties first. In between the number of slots in use is constant,
-and with it the seconds of a step.
+All slots advance by one token per decode step, so `steps` counts decode steps as a real number, and the next
+event is known: the slot that empties first. Until then the number of slots in use is constant, and with it
+the seconds per step.
 """
 
 import heapq
@@ -20,28 +20,28 @@ class SimulatedGroup:
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = lengths
         self.left = len(lengths)
-        """Completions that are not complete."""
+        """Number of unfinished completions."""
         self.tokens: dict[int, float] = {}
-        """Sampled tokens by the version of the weights."""
+        """Sampled tokens, by version of the weights."""
 
 
 class SimulatedGenerator:
     """Decode slots of one generator; times are those of the simulation, in seconds."""
 
     def __init__(self, slots: int, base: float, slot: float, prompt: float) -> None:
-        """A decode step takes `base` + `slot` per slot in use; reading a prompt takes `prompt` seconds."""
+        """A decode step takes `base` + `slot` per slot in use; a prefill takes `prompt` seconds."""
         self._slots, self._base, self._slot, self._prompt = slots, base, slot, prompt
         self.busy = self.slot_seconds = 0.0
-        """Seconds in which it decoded, read prompts or updated weights; and those times slots in use."""
+        """Seconds spent decoding, in prefills or updating weights; and these times the slots in use."""
         self.stamp = 0
-        """Number of the next event: one with another number is out of date."""
+        """Number of the next event: events with other numbers are out of date."""
         self.ends = math.inf
-        """Time at which the next completion ends; infinite where none is under way."""
+        """Time at which the next completion ends; infinite if none is in progress."""
         self._now = self._held_until = self._steps = 0.0
         self._waiting = deque[tuple[int, SimulatedGroup, bool]]()  # tokens, group, the first of its group
         self._running: list[tuple[float, int, float, SimulatedGroup]] = []  # end, number, start, group
         self._started = 0
-        self._versions = [(0.0, 0)]  # from which step on, which version
+        self._versions = [(0.0, 0)]  # (first step, version)
 
     def submit(self, group: SimulatedGroup) -> None:
         """Queue the completions of a group; `go_on` starts them."""
@@ -49,21 +49,21 @@ class SimulatedGenerator:
             self._waiting.append((length, group, i == 0))
 
     def update(self, now: float, version: int, seconds: float) -> float:
-        """Take `seconds` for a weight update, and sample with `version` from then on; return when that is."""
+        """Spend `seconds` on a weight update, then sample with `version`; return the time of the switch."""
         self.pause(now, seconds)
         self._versions.append((self._steps, version))
         return self._held_until
 
     def pause(self, now: float, seconds: float) -> None:
-        """Do something else for some seconds."""
+        """Stop decoding for `seconds`."""
         self._pass(now)
         self._hold(seconds)
 
     def go_on(self, now: float) -> list[SimulatedGroup]:
-        """Decode until `now` and refill the slots; return the groups that were completed since."""
+        """Decode until `now` and refill the slots; return the groups completed meanwhile."""
         self._pass(now)
         done, running = [], self._running
-        if now >= self.ends:  # whatever the rounding of the steps: else the event would come for ever
+        if now >= self.ends:  # despite rounding errors in the steps, or the event would repeat for ever
             self._steps = max(self._steps, running[0][0])
         while running and running[0][0] <= self._steps:
             end, _, start, group = heapq.heappop(running)
@@ -102,7 +102,7 @@ class SimulatedGenerator:
         self._now = now
 
     def _count(self, start: float, end: float, group: SimulatedGroup) -> None:
-        """Count the tokens of a completion by their version."""
+        """Count the tokens of a completion by version."""
         for since, version in reversed(self._versions):
             if since < end:
                 group.tokens[version] = group.tokens.get(version, 0.0) + end - max(since, start)

@@ -26,10 +26,10 @@ _P95 = 1.6448536269514722
 
 @dataclass(frozen=True)
 class Truncation:
-    """The lengths at which a recipe ends completions: none is longer than `longest`.
+    """The lengths at which a recipe ends completions, at most `longest`.
 
-    With an `interrupt`, thinking is ended at a length drawn uniformly between its two ends, and `phrase` and
-    answer follow.
+    With an `interrupt`, thinking is ended at a length drawn uniformly between its two bounds, and `phrase`
+    and answer follow.
     """
 
     longest: int
@@ -39,12 +39,12 @@ class Truncation:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens that are decoded for a completion: log-normal by `mean` and `p95`, before the recipe's cut."""
+    """Decoded tokens of a completion: log-normal with `mean` and `p95`, before the recipe's `Truncation`."""
 
     mean: float
     p95: float
     within: float = 1.0
-    """Share of the variance that is between completions of one prompt; the rest is between prompts."""
+    """Share of the variance between completions of one prompt; the rest is between prompts."""
     answer: int = 0
     """Tokens of an answer after an interruption."""
     prompt: int = 0
@@ -53,15 +53,15 @@ class Lengths:
     def __post_init__(self) -> None:
         if min(self.answer, self.prompt) < 0 or not 0 <= self.within <= 1:
             raise ValueError("answer and prompt must not be negative, and within must be a share")
-        # No log-normal has more: ln(p95 / mean) is largest at sigma = 1.645, and 1.645^2 / 2 there.
+        # The limit of a log-normal: ln(p95 / mean) is largest at sigma = 1.645, where it is 1.645^2 / 2.
         if not 0 < self.mean <= self.p95 <= self.mean * math.exp(_P95**2 / 2):
             raise ValueError("mean must be above 0, and p95 between it and 3.87 times it")
 
     def draw(self, rng: np.random.Generator, n_groups: int, samples: int, cut: Truncation) -> np.ndarray:
-        """Draw the lengths of the completions of some groups, 1 or more: (B, G)."""
+        """Draw the lengths of the completions of `n_groups` groups, at least 1 each: (B, G)."""
         z_BG = math.sqrt(1 - self.within) * rng.standard_normal((n_groups, 1))
         z_BG = z_BG + math.sqrt(self.within) * rng.standard_normal((n_groups, samples))
-        # From ln(p95 / mean) = 1.645 sigma - sigma^2 / 2, of whose two roots the smaller.
+        # The smaller root of ln(p95 / mean) = 1.645 sigma - sigma^2 / 2.
         sigma = _P95 - math.sqrt(max(_P95**2 - 2 * math.log(self.p95 / self.mean), 0.0))
         length_BG = np.exp(math.log(self.mean) - sigma**2 / 2 + sigma * z_BG)
         if cut.interrupt is not None:
@@ -77,13 +77,13 @@ class PlannedEvaluations:
     """Evaluations on the held-out prompts; suites of other benchmarks are left out."""
 
     every: float = math.inf
-    """Steps from one to the next."""
+    """Steps between evaluations."""
     prompts: int = 0
     samples: int = 1
     slots: int = 1
-    """Completions that are decoded at once."""
+    """Completions decoded at once."""
     by_generators: bool = False
-    """Whether all generators make them, in place of an evaluator (servers of vLLM)."""
+    """Whether all generators evaluate, instead of an evaluator (as vLLM servers do)."""
 
     @property
     def completions(self) -> int:
@@ -92,7 +92,7 @@ class PlannedEvaluations:
 
     @classmethod
     def of(cls, recipe: Recipe) -> PlannedEvaluations:
-        """Make those of a recipe; none where a budget that is not in steps says when they are due."""
+        """Return the evaluations of a recipe; none if they are due at shares of a budget not in steps."""
         budget, own = recipe.budget, recipe.evaluation
         every = budget.amount / recipe.evaluations if budget.kind == "steps" else own.every or math.inf
         prompts = _held_out(recipe.task)
@@ -101,7 +101,7 @@ class PlannedEvaluations:
 
 
 def _held_out(task: Task) -> int:
-    """Return the held-out prompts of a task; of a data set, which may be a download, as many as it says."""
+    """Return the number of held-out prompts of a task; for a data set, its setting, to avoid a download."""
     if isinstance(task, Mix):
         return sum(_held_out(one) for one in task.tasks.values())
     said = getattr(task, "heldout", None)
@@ -110,7 +110,7 @@ def _held_out(task: Task) -> int:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """Batches of `prompts` groups of `samples` completions, by a schedule."""
+    """Batches of `prompts` groups of `samples` completions, under a schedule."""
 
     prompts: int
     samples: int
@@ -129,7 +129,7 @@ class PlannedJob:
 
     @property
     def completions(self) -> int:
-        """Completions of a step."""
+        """Completions per step."""
         return self.prompts * self.samples
 
     @property
@@ -147,7 +147,7 @@ class PlannedJob:
         """Make the job of a recipe."""
         cut = Truncation(recipe.context.sampled)
         if (control := recipe.length.interruption()) is not None:
-            # The tokens of the phrase are guessed from its letters: there is no tokenizer here.
+            # Without a tokenizer, the tokens of the phrase are estimated from its letters.
             phrase = -(-len(control.phrase) // _LETTERS_OF_A_TOKEN)
             cut = Truncation(recipe.context.sampled + phrase, control.bounds(recipe.context.thinking), phrase)
         return cls(

@@ -1,8 +1,8 @@
-"""What a run says of a plan: the throughput of each role, from its steps.jsonl, and its curve.
+"""Rates for a plan measured in a run: the throughput of each role, from steps.jsonl, and the curve.
 
-A run records what each role has done in the seconds in which it worked: tokens generated, tokens trained,
-completions consumed. It does not record what a role would do with other decode slots or another batch;
-docs/howto/plan.md says what is assumed of that.
+A run records the work of each role and its working seconds: tokens generated, tokens trained, completions
+consumed. It does not record how fast a role would be with other decode slots or another batch size;
+docs/howto/plan.md says what is assumed about that.
 """
 
 import math
@@ -17,13 +17,13 @@ from scalerl.plan.simulate import simulate
 from scalerl.record.reader import RunRecord
 
 LEAST_STEPS = 5
-"""Fewer steps give no rates."""
+"""The fewest steps that give rates."""
 _WARM_UP = 0.25
-"""Share of the steps that are left out: the first ones fill the pipeline and caches."""
+"""Share of the steps that is left out, as the first ones fill the pipeline and caches."""
 _FIXED = 0.5
-"""Part of a decode step with all slots in use that it takes whatever their number: assumed."""
+"""Share of a full decode step that does not depend on the number of slots in use (assumed)."""
 _TAIL = 2.0
-"""The 95th percentile of the lengths, in means: assumed."""
+"""The 95th percentile of the lengths as a multiple of their mean (assumed)."""
 _ROUNDS = 2
 
 
@@ -31,7 +31,7 @@ def rates_of(record: RunRecord) -> Rates:
     """Measure the rates of a run of `scalerl train`, over the steps after its first quarter.
 
     Raises:
-        InputError: it has too few steps, or records no seconds of its roles or no recipe.
+        InputError: the run has too few steps, or lacks the seconds of its roles or the recipe.
     """
     from scalerl.rl.config.recipe import from_dict
 
@@ -44,27 +44,27 @@ def rates_of(record: RunRecord) -> Rates:
     decoded = sum(row["completions"] * row["mean_length"] for row in counted)
     used = max(sum(row["groups_used"] for row in counted) / sum(row["groups"] for row in counted), 1e-3)
     generated = _grown(first, last, "tokens", "generated")
-    # Per process: what is recorded is device-seconds, and the simulation has generators and trainers.
+    # Convert device-seconds, as recorded, to seconds of a generator or trainer, as simulated.
     devices_each = record.devices("generate", recipe.processes) / recipe.processes
     of_trainer = trainers / record.devices("train", trainers)
     generate = _grown(first, last, "device_seconds", "generate") / devices_each
     train = _grown(first, last, "device_seconds", "train") * of_trainer
     waited = _grown(first, last, "idle_seconds", "train") * of_trainer
-    # Runs of older versions record nothing of weights.
+    # Runs of older versions do not record weight syncs.
     syncs = [row["weight_sync"]["seconds"] for row in counted if row.get("weight_sync", {}).get("bytes")]
     sync = sum(syncs)
     between = max(last["wall_seconds"] - first["wall_seconds"] - (train + waited) / trainers - sync, 0.0)
     mean = decoded / completions
     of_token = generate / max(generated, 1.0)
     rates = Rates(
-        # Such that a generator whose slots are all in use takes so long for a token.
+        # Split so that a generator with all slots in use takes `of_token` seconds per token.
         decode=Decode(max(_FIXED * of_token * job.decode_slots, 1e-12), (1 - _FIXED) * of_token),
         trainer=Trainer(train / max(used * decoded, 1.0), used=used),
         lengths=Lengths(mean, max(min(_TAIL * mean, float(job.cut.longest)), mean)),
         driver=DriverRates(step=between / len(counted))
         if job.overlapped
         else DriverRates(completion=between / completions),
-        # With `inline` the generator updates its weights within the sync, which counts as its work.
+        # With `inline` the generator updates its weights within the sync, and that counts as its work.
         weights=WeightRates(publish=sync / max(len(syncs), 1) if recipe.apart else 0.0),
         evaluate=last["device_seconds"]["evaluate"]
         / (devices_each if job.evaluations.by_generators else record.devices("evaluate", 1))
@@ -76,14 +76,14 @@ def rates_of(record: RunRecord) -> Rates:
 
 
 def evaluated_every(record: RunRecord) -> float | None:
-    """Steps from one evaluation of a run to the next, on average; None where there are too few."""
+    """Return the mean number of steps between evaluations of a run; None if there are too few."""
     steps = [point.step for point in record.evals]
     return (steps[-1] - steps[0]) / (len(steps) - 1) if len(steps) > 1 and steps[-1] > steps[0] else None
 
 
 def _as_busy(rates: Rates, job: PlannedJob, generators: int, trainers: int, seconds_of_token: float) -> Rates:
-    """Shorten the decode steps until a simulation of the run itself needs as many seconds for a token as the
-    run did: its slots were not all in use."""
+    """Shorten the decode steps until a simulation of the run takes as many seconds per token as the run did,
+    whose slots were not all in use."""
     for _ in range(_ROUNDS):
         found = simulate(job, rates, generators, trainers)
         simulated = (1 - found.generators_idle) * generators / found.tokens_per_second
@@ -111,8 +111,7 @@ def _grown(before: Mapping[str, Any], after: Mapping[str, Any], field: str, key:
 
 @dataclass(frozen=True)
 class Target:
-    """Completions, hours and dollars to a pass rate, each with its interval; infinite where it may never be
-    reached."""
+    """Completions, hours and dollars to a pass rate, as intervals; infinite if it may never be reached."""
 
     pass_rate: float
     level: float
@@ -121,10 +120,10 @@ class Target:
     dollars: tuple[float, float] | None
     identified: bool
     why: str
-    """Whether the data fix the ceiling of the run's curve, and a sentence why."""
+    """Why the ceiling of the run's curve is `identified` by the data, or not; a sentence."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; null for what is infinite."""
+        """Return plain values, with None for infinities."""
         found = asdict(self)
         for name in ("samples", "hours", "dollars"):
             if found[name] is not None:
@@ -139,14 +138,14 @@ def to_target(
     dollars_per_hour: float | None,
     level: float = 0.95,
 ) -> Target:
-    """The completions to `target` by the curve of `record`, at so many an hour.
+    """Estimate completions, hours and dollars to the pass rate `target` by the curve of `record`.
 
-    The curve is over completions, which do not depend on the machine. It is that of the run's recipe: another
-    batch or schedule has another curve.
+    The curve is over completions, which do not depend on the machine. It holds for the run's recipe: another
+    batch size or schedule has another curve.
 
     Raises:
-        InputError: the run has no counter of completions.
-        CannotAnswerError: its evaluations do not make a curve.
+        InputError: `target` is not between 0 and 1, or the run has no counter of completions.
+        CannotAnswerError: its evaluations do not allow a fit.
     """
     from scalerl.curve import Points, fit
 

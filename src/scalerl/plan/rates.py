@@ -1,6 +1,6 @@
-"""How fast the parts of a run are, in seconds: the input of the simulation.
+"""The speed of the parts of a run, in seconds: the input of the simulation.
 
-A file of rates is TOML, one table for each part; what is left out takes its default, and is 0 where that is:
+A file of rates is TOML, with one table per part; keys that are left out take their defaults, mostly 0:
 
     source = "measured on 8 H100, July"
     [decode]
@@ -26,12 +26,12 @@ class Decode:
     slot: float = 0.0
     position: float = 0.0
     prompt: float = 0.0
-    """Prefill of a token of a prompt, once for a group; the generator's decode slots wait for it."""
+    """Prefill seconds per prompt token, once per group; the generator's decode slots wait for it."""
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """A step takes `fixed` + `token` for each trained token of the trainer that has the most of them."""
+    """A step takes `fixed` + `token` per trained token of the trainer with the most tokens."""
 
     token: float
     fixed: float = 0.0
@@ -41,7 +41,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Verify:
-    """Verification of a completion by one of some processes."""
+    """Seconds to verify a completion in one of `workers` processes."""
 
     completion: float = 0.0
     workers: int = 1
@@ -52,9 +52,9 @@ class DriverRates:
     """Seconds of the driver's own work."""
 
     completion: float = 0.0
-    """Taking a completion, and its part of the batch."""
+    """Receiving a completion and making its part of the batch."""
     step: float = 0.0
-    """Records and whatever else is done once a step."""
+    """Records, and everything else that is done once per step."""
     overlapped: bool = False
     """Whether it collects while the trainers step, up to one collection ahead (a learner on a cluster)."""
 
@@ -64,11 +64,11 @@ class WeightRates:
     """Seconds of a weight sync, by part."""
 
     publish: float = 0.0
-    """Seconds in which trainers and driver are held."""
+    """Seconds for which trainers and driver are blocked."""
     send: float = 0.0
-    """Seconds from then on until all generators have them; they decode meanwhile."""
+    """Seconds from then until the weights have reached all generators, which decode meanwhile."""
     update: float = 0.0
-    """Seconds in which a generator is held."""
+    """Seconds for which a generator is blocked."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Rates:
     driver: DriverRates = field(default_factory=DriverRates)
     weights: WeightRates = field(default_factory=WeightRates)
     evaluate: float | None = None
-    """Seconds of an evaluation by one evaluator, on devices of its own; by one generator, where generators
-    evaluate, which share it. None: what its completions take to decode."""
+    """Seconds of an evaluation by one evaluator on devices of its own, or by one generator if the generators
+    evaluate and share it. None takes the time to decode its completions."""
     devices_per_generator: int = 1
     source: str = "given"
-    """Source of the figures, a text."""
+    """Where the figures come from, as text."""
 
     def __post_init__(self) -> None:
         for table in ("decode", "trainer", "verify", "driver", "weights"):
@@ -103,17 +103,17 @@ class Rates:
             raise ValueError("devices_per_generator must be at least 1, and evaluate not negative")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rates as a tree of plain values."""
+        """Return the rates as nested plain values."""
         return asdict(self)
 
 
 def load_rates(source: str | Path | Rates, overrides: Sequence[str] = ()) -> Rates:
-    """Read a TOML file, or rates of the package by their name; `overrides` are like `decode.slot=2e-5`.
+    """Read rates from a TOML file or by their name in the package; `overrides` are like `decode.slot=2e-5`.
 
-    Rates that were measured can be given too, to change some of them.
+    `source` can also be measured rates, to change some of them.
 
     Raises:
-        InputError: no such file, bad TOML, an unknown key, or a value out of range.
+        InputError: there is no such file, it is bad TOML, a key is unknown, or a value is out of range.
     """
     from scalerl.rl.config.form import Form, add_override, parse_toml
     from scalerl.rl.config.recipe import changed
@@ -140,5 +140,5 @@ _FOLDER = resources.files("scalerl") / "plan" / "presets"
 
 
 def names() -> list[str]:
-    """Return the names of the rates of the package."""
+    """Return the names of the rates in the package."""
     return sorted(f.name.removesuffix(".toml") for f in _FOLDER.iterdir() if f.name.endswith(".toml"))

@@ -1,15 +1,15 @@
-"""The simulation of a job on some generators and trainers: the training loop as one event loop.
+"""Simulation of a job on some generators and trainers: the training loop as one event loop.
 
 It is the loop of `scalerl.rl.loop.pipeline`, with parts that only take time:
 
     admit     as many groups as the schedule allows at the version that all generators have, each
               to the generator with the fewest groups in flight
     collect   as many groups, in order of admission, as the schedule requires at once; they are verified,
-              and the driver takes them
-    step      of one batch; then the weights are published, where the schedule says so
+              and the driver receives them
+    step      train on one batch, then publish the weights if the schedule says so
 
-Where the driver is overlapped it admits and collects while the trainers step, one collection ahead; else it
-does one after the other. Every role has devices of its own.
+An overlapped driver admits and collects while the trainers step, up to one collection ahead; otherwise these
+alternate. Every role has devices of its own.
 
 Shapes in names: A staleness, in versions.
 """
@@ -38,28 +38,28 @@ from scalerl.plan.rates import Rates
 
 MOST_DEVICES = 1_000_000
 MAX_PENDING = 3
-"""Evaluations under way before training waits for the oldest, as in `scalerl.rl.loop.evaluations`."""
+"""Evaluations in progress before training waits for the oldest, as in `scalerl.rl.loop.evaluations`."""
 _DRAWN_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """Means of a step on a cluster, once the first steps have filled the pipeline."""
+    """Means per step on a cluster, after the first steps have filled the pipeline."""
 
     generators: int
     trainers: int
     devices: int
     steps: int
-    """Steps that the figures are means over."""
+    """Number of steps over which the means are taken."""
     seconds_per_step: float
     tokens_per_second: float
     """Decoded tokens of all generators."""
     generators_idle: float
-    """Share of their time."""
+    """Share of the generators' time."""
     slots_in_use: float
-    """Share of the decode slots, over all of the time."""
+    """Share of the decode slots, over the whole time."""
     trainers_train: float
-    """Share of the trainers' time. In the rest of it they wait: for groups, or for the driver."""
+    """Share of the trainers' time; for the rest they wait, as split below."""
     wait_for_groups: float
     wait_for_verification: float
     wait_for_driver: float
@@ -69,17 +69,17 @@ class SimulationResult:
     staleness_histogram: tuple[float, ...]
     """Share of the trained tokens by staleness, in versions."""
     generating: float
-    """Groups in flight at the end of a step, on average: not complete, or not next in order."""
+    """Mean groups in flight at the end of a step that are not complete, or not next in order."""
     generated: float
-    """Complete and next in order."""
+    """Mean groups in flight at the end of a step that are complete and next in order."""
     evaluation_seconds: float
-    """Seconds of an evaluation."""
+    """Seconds per evaluation."""
     at_least: dict[str, float]
-    """Seconds of a step if one thing alone bounded it; see `bounds`."""
+    """Seconds per step if one part alone were the limit; see `bounds`."""
 
     @property
     def steps_per_hour(self) -> float:
-        """Trainer steps in an hour."""
+        """Trainer steps per hour."""
         return 3600 / self.seconds_per_step
 
     @property
@@ -106,12 +106,12 @@ def simulate(
 
     Args:
         job: batches, schedule and lengths.
-        rates: how fast the parts are.
-        generators: each of `job.decode_slots` slots and `rates.devices_per_generator` devices.
-        trainers: devices that train.
-        steps: steps to take the figures from; 5 for each batch in flight by default, 20 at the least. They
-            are rounded up to a multiple of the batches in flight, as steps may come in bursts of so many.
-        seed: of the lengths, and of which groups are trained.
+        rates: the speed of the parts.
+        generators: their number; each has `job.decode_slots` slots and `rates.devices_per_generator` devices.
+        trainers: the number of devices that train.
+        steps: steps over which to take the means; by default 5 per batch in flight, but at least 20. Rounded
+            up to a multiple of the batches in flight, as steps may come in bursts of that many.
+        seed: the seed of the lengths, and of which groups enter the loss.
         watch: called after every step with the share of the steps that is done.
 
     Raises:
@@ -122,10 +122,10 @@ def simulate(
     for name, value in (("generators", generators), ("trainers", trainers), ("steps", steps)):
         if not 1 <= value <= MOST_DEVICES:
             raise InputError(f"{name}: a number from 1 to {MOST_DEVICES}, found {value}")
-    # The first rounds fill the pipeline, and short completions end first: they are left out.
+    # Leave out the first rounds, which fill the pipeline and in which short completions end first.
     first, n = 2 * in_flight, -(-steps // in_flight) * in_flight
     loop = Simulation(job, rates, generators, trainers, seed)
-    # Few or none would fall into these steps, so that there are more, which are shorter by as much.
+    # If few evaluations would fall into these steps, make more of them, and each shorter by the same factor.
     if 4 * job.evaluations.every > n:
         loop.evaluate_every = min(job.evaluations.every, max(first / (MAX_PENDING + 2), 1.0))
     loop.run(first, lambda done: watch(done / (first + n)))
@@ -173,7 +173,7 @@ class Totals:
 
 
 class Simulation:
-    """The loop and its events, in order of their time; those of one time in the order they were planned."""
+    """The loop and its events, in order of time; simultaneous events in the order they were planned."""
 
     def __init__(self, job: PlannedJob, rates: Rates, generators: int, trainers: int, seed: int) -> None:
         self._job, self._rates, self._trainers = job, rates, trainers
@@ -189,23 +189,23 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._planned = 0
         self._lengths = deque[list[int]]()
-        self._in_flight = np.zeros(generators, dtype=np.int64)  # groups of each generator
-        self._order = deque[SimulatedGroup]()  # admitted and not taken
+        self._in_flight = np.zeros(generators, dtype=np.int64)  # groups per generator
+        self._order = deque[SimulatedGroup]()  # admitted, and not collected yet
         self.admitted = self._ready = 0
         self._updated = 0
         self._link_free = 0.0
-        self._evaluations = deque[float]()  # when those under way end
+        self._evaluations = deque[float]()  # end times of evaluations in progress
         self.evaluation_seconds = evaluation_seconds(job, rates, counts, generators)
         self.evaluate_every = job.evaluations.every
-        """Steps between evaluations; with fewer than the job's each is shorter by as much."""
+        """Steps between evaluations; if fewer than the job's, each evaluation is shorter by that factor."""
         self._version = self._steps = 0
-        self._batches = deque[list[SimulatedGroup]]()  # of the collection that is trained
-        self._ahead: list[list[SimulatedGroup]] = []  # of the next one
+        self._batches = deque[list[SimulatedGroup]]()  # left of the collection in training
+        self._ahead: list[list[SimulatedGroup]] = []  # of the next collection
         self._stepping = self._collecting = False
         self._state, self._since = "groups", 0.0
 
     def run(self, steps: int, watch: Callable[[int], None]) -> None:
-        """Make `steps` more steps; `watch` is called after each with how many were made."""
+        """Make `steps` more steps; call `watch` after each with the number made so far."""
         first = self._steps
         self._go()
         while self._steps < first + steps:
@@ -217,18 +217,18 @@ class Simulation:
                 watch(self._steps - first)
 
     def spent(self) -> np.ndarray:
-        """Return the busy seconds of all generators together, and those times slots in use."""
+        """Return the busy seconds of all generators together, and these times the slots in use."""
         for i in range(len(self.generators)):
             self._go_on(i)
         return np.sum([(one.busy, one.slot_seconds) for one in self.generators], axis=0)
 
     def _at(self, time: float, act: Callable[..., Any], *args: Any) -> None:
-        # The number breaks ties, so that events of one time stay in order and functions are not compared.
+        # The number breaks ties, so that simultaneous events stay in order and functions are not compared.
         self._planned += 1
         heapq.heappush(self._events, (time, self._planned, act, args))
 
     def _enter(self, state: str) -> None:
-        """Count the time until now, and set what the trainers do or wait for from now on."""
+        """Count the time since the last call, and set what the trainers do or wait for from now on."""
         self.totals.seconds[self._state] += self.now - self._since
         self._state, self._since = state, self.now
 
@@ -239,14 +239,14 @@ class Simulation:
         generator = self.generators[i]
         done = generator.go_on(self.now)
         self._in_flight[i] -= len(done)
-        # An end that was planned before is out of date: a heap has no way to take it back.
+        # Ends planned before are out of date, and told by their stamp, as a heap cannot remove them.
         generator.stamp += 1
         if generator.ends < math.inf:
             self._at(generator.ends, self._ended, i, generator.stamp)
         return bool(done)
 
     def _ended(self, i: int, stamp: int) -> bool:
-        """Handle the end of a completion; return False where the driver need not look."""
+        """Handle the end of a completion; return whether the driver has something to check."""
         return stamp == self.generators[i].stamp and self._go_on(i)
 
     def _arrive(self, version: int) -> None:
@@ -286,7 +286,7 @@ class Simulation:
 
     def _admit(self) -> None:
         prompts = self._job.prompts
-        # A version counts once all generators have it: only then is no later token older than k.
+        # A version counts once all generators have it: only then no later token can be staler than k.
         n = self._updated * prompts + self._job.schedule.in_flight_limit(prompts) - self.admitted
         touched = set[int]()
         for _ in range(n):
@@ -307,13 +307,13 @@ class Simulation:
         return self._lengths.popleft()
 
     def _start(self, process: Iterator[float]) -> None:
-        """Run a process of the driver up to the seconds that it yields, and on once they have passed."""
+        """Run a process of the driver; each time it yields seconds, resume it after these have passed."""
         seconds = next(process, None)
         if seconds is not None:
             self._at(self.now + seconds, self._start, process)
 
     def _collect(self, n: int) -> Iterator[float]:
-        """Have the next `n` groups verified, and take them."""
+        """Verify and collect the next `n` groups."""
         groups = [self._order.popleft() for _ in range(n)]
         self._ready -= n
         self._collecting = True
@@ -328,7 +328,7 @@ class Simulation:
         self._ahead = [groups[i : i + prompts] for i in range(0, n, prompts)]
 
     def _step(self, groups: list[SimulatedGroup]) -> Iterator[float]:
-        """Train one batch, publish the weights where the schedule says so, and evaluate if that is due."""
+        """Train on one batch, publish the weights if the schedule says so, and evaluate if that is due."""
         self._enter("training")
         self._stepping = True
         used = [group for group in groups if self._rng.random() < self._rates.trainer.used]
@@ -363,7 +363,7 @@ class Simulation:
         if not (due and seconds):
             return 0.0
         if self._job.evaluations.by_generators:
-            # Once they have the version; meanwhile they take no other, and admission holds training back.
+            # Starts once they have the version; meanwhile they accept no newer one, and admission waits.
             self._at(max(self.now, self._link_free), self._evaluate, seconds)
             return 0.0
         while under_way and under_way[0] <= self.now:

@@ -1,4 +1,4 @@
-"""How many of some devices should generate, and how many train."""
+"""Splitting devices into generators and trainers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +10,9 @@ from scalerl.plan.rates import Rates
 from scalerl.plan.simulate import SimulationResult, simulate
 
 _ALL = 12
-"""Trainers up to which every number of them is tried."""
+"""The most trainers for which every number of them is tried."""
 _AROUND = (0.7, 0.85, 1.0, 1.2, 1.5)
-"""Candidates: multiples of the number of trainers at which the larger bound of both roles is the least."""
+"""Candidates, as multiples of the number of trainers that minimises the larger bound of both roles."""
 
 
 def splits(
@@ -24,9 +24,9 @@ def splits(
     seed: int = 0,
     watch: Callable[[float], None] = lambda share: None,
 ) -> tuple[SimulationResult, ...]:
-    """Splits of `devices` devices, each simulated, by their trainers; devices left over do nothing.
+    """Simulate splits of `devices` devices, by number of trainers; devices left over do nothing.
 
-    `watch` is called after every simulated step with the share of them that is done.
+    `watch` is called after every simulated step with the share of all steps that is done.
 
     Raises:
         InputError: there are too few devices for a generator and a trainer.
@@ -52,12 +52,12 @@ def quick_split(
 ) -> tuple[int, int]:
     """Return numbers of generators and trainers on `devices` devices by their bounds, without a simulation.
 
-    Of the splits that fit, the one whose step has the least bound; where none does, the one that needs the
-    least more. One device may be left over, for evaluations, where nothing else fits.
+    It is the split with the lowest bound among those that fit; if none fits, the one that lacks the least
+    memory. One device may be left over, for evaluations.
 
     Args:
-        excess: bytes that the fullest device of a split lacks; 0 where all of it fits.
-        each: devices of a generator, which is taken for so many times as fast as `rates` has it.
+        excess: bytes that the fullest device of a split lacks; 0 if all of it fits.
+        each: devices per generator, which is assumed to be this many times as fast as in `rates`.
 
     Raises:
         InputError: there are too few devices for a generator and a trainer.
@@ -79,16 +79,16 @@ def quick_split(
 
 
 def best(found: tuple[SimulationResult, ...]) -> SimulationResult:
-    """The split with the most steps an hour; of those within a percent of it the one that generates most."""
+    """Return the split with the fewest trainers among those within a percent of the most steps per hour."""
     fastest = max(one.steps_per_hour for one in found)
     return next(one for one in found if one.steps_per_hour >= 0.99 * fastest)
 
 
 def _near(job: PlannedJob, rates: Rates, devices: int) -> list[int]:
-    """Numbers of trainers about the one at which generating and training take as long, by their bounds."""
+    """Return numbers of trainers around that at which generation and training have equal bounds."""
     each = rates.devices_per_generator
     low, high = 1, devices - each
-    while low < high:  # generation takes longer with more trainers, and training does not
+    while low < high:  # bisection: with more trainers generation takes longer, and training does not
         trainers = (low + high) // 2
         least = bounds(job, rates, (devices - trainers) // each, trainers)
         low, high = (low, trainers) if least["generation"] >= least["training"] else (trainers + 1, high)

@@ -1,11 +1,11 @@
 """Training: prompts -> rollouts -> verified groups -> advantages -> loss -> weights -> generators.
 
-    train.py      a run, from recipe to run folder; training_run.py its parts, and what follows every step
-    evaluate.py   a model on the held-out prompts
-    types.py      what flows along the arrows
-    config/ algo/ tasks/ sandbox/    what a recipe says; where code that a model wrote runs
+    train.py      runs a recipe into a run folder; training_run.py: its parts, and the work after every step
+    evaluate.py   evaluates a model on the held-out prompts
+    types.py      the types that flow along the arrows
+    config/ algo/ tasks/ sandbox/    the choices of a recipe; where code written by a model runs
     model/ kernels/ engine/ learner/ sync/ verify/ workers/ checkpoint/     the parts
-    placement/ loop/ health/ tracking/                                      where they are, and the run
+    placement/ loop/ health/ tracking/                                      where they run, and the run itself
 
     a loss (CISPO) and its equation                algo/loss.py
     PipelineRL(k); where k is enforced             algo/schedule.py; loop/admission.py
@@ -15,11 +15,11 @@
     a lost worker replaced                         workers/pool.py
     a forecast frozen                              training_run.py; made in ../forecast/freeze.py
     GPU-hours                                      loop/counters.py, summed in ../record/evaluation.py
-    what `kind` names, a class of your own too     ../kinds.py; docs/extend
+    what `kind` names, custom classes included     ../kinds.py; docs/extend
 
 A room imports only those before it: types.py, algo, sandbox, tasks, config, kernels, model, workers,
 checkpoint, verify, sync, engine, learner, placement, health, loop, tracking. `scalerl.study`, `scalerl.plan`
-and `scalerl.cli` import this; it imports `scalerl.record`, and none of the rooms that fit, show or compare.
+and `scalerl.cli` import this; it imports `scalerl.record`, but no room that fits, shows or compares runs.
 
 Imported by `cli`, `study`.
 """

@@ -1,4 +1,4 @@
-"""The evaluation of a model on the held-out prompts of a recipe, apart from any run."""
+"""Evaluation of a model on the held-out prompts of a recipe, outside any run."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,26 +17,26 @@ from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 
 
 def evaluate(recipe: Recipe, model: str | Path | None = None, suites: Sequence[str] = ()) -> EvaluationResult:
-    """Evaluate a model on the held-out prompts of `recipe`, in this process, as a run does.
+    """Evaluate a model on the held-out prompts of `recipe` as a run does, in this process.
 
     The same weights give the same result at every call: temperature, length control, seed and completions per
     prompt are those of the recipe.
 
     Args:
-        recipe: its task has the prompts and the verifier; `evaluation.samples` says how often each prompt is
-            sampled.
+        recipe: its task has the prompts and the verifier; `evaluation.samples` is the number of completions
+            per prompt.
         model: a model's folder or name, or a run folder: its final weights, or else those of its newest
-            checkpoint. The model of the recipe where it is not given.
-        suites: downstream suites of the recipe, by name, that are evaluated too.
+            checkpoint. Defaults to the model of the recipe.
+        suites: names of downstream suites of the recipe to evaluate too.
 
     Returns:
-        The correct completions of each held-out prompt (`correct_P`), shares and lengths; `version` is the
-        step of a checkpoint, 0 of any other model. The pass rate is `correct_P.mean() / evaluation.samples`.
-        `downstream` has the same of each suite.
+        The number of correct completions of each held-out prompt (`correct_P`), shares and lengths; `version`
+        is the step of a run's weights, 0 for any other model. The pass rate is
+        `correct_P.mean() / evaluation.samples`. `downstream` has the same for each suite.
 
     Raises:
-        InputError: there is no such model, it does not fit the recipe, or the run has no checkpoint; or there
-            is no such suite.
+        InputError: there is no such model or suite, the model does not fit the recipe, or the run has no
+            checkpoint.
     """
     if not isinstance(recipe, Recipe):
         what = f"a recipe (scalerl.rl.load_recipe(path)), found {brief(recipe)}"

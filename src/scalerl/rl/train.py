@@ -1,6 +1,6 @@
-"""A training run, from a recipe to a run folder: claims the folder, and makes the run or restores it.
+"""A training run, from a recipe to a run folder: claim the folder, then start or restore the run.
 
-`scalerl.rl.training_run` has what happens after every step.
+`scalerl.rl.training_run` does the work after every step.
 """
 
 import logging
@@ -35,7 +35,7 @@ from scalerl.rl.workers.signals import interrupted_by
 
 _LOG = logging.getLogger("scalerl")
 MOST_REWINDS = 5
-"""Times in a row that a run goes back to one checkpoint because the learner of a cluster was lost."""
+"""How many times in a row a run returns to the same checkpoint after losing the learner of a cluster."""
 
 
 def train(
@@ -57,7 +57,7 @@ def train(
 ) -> RunRecord:
     """Train `recipe` into a run folder, as `scalerl train` does, and return the record of the run.
 
-    A script that calls this needs the usual `if __name__ == "__main__":`, as processes are started:
+    A script that calls this needs the usual `if __name__ == "__main__":`, as it starts processes:
 
         from scalerl import rl
 
@@ -66,49 +66,47 @@ def train(
             record = rl.train(recipe, run="runs/mine")
             print(record.evals[-1].pass_rate)
 
-    With the placement `inline` one seed gives one result, bit for bit, and a run that is resumed gives the
-    record of one that was never stopped, times apart. The folder is locked until this returns; if it is moved
-    meanwhile, the run makes a checkpoint where it is, and ends.
+    With the placement `inline`, the result is a function of the seed, bit for bit, and a resumed run has the
+    same record as one that was never stopped, except for times. The folder is locked until this returns; if
+    it is moved meanwhile, the run saves a checkpoint in its new place and ends.
 
     Args:
-        recipe: what to train, or the name or path of it, as for `load_recipe`. The model `chain-base` is
-            built at its first use, and cached.
-        run: the run folder, which must not exist unless it is resumed; runs/NAME-seedN of the recipe where it
-            is not given. A `RunFolder` is locked already, and stays so.
-        model: a model's folder or name, in place of the recipe's.
-        resume: go on from the newest checkpoint in the folder; start where there is no run.
-        restart: start anew; what is in the folder is kept in its before-1, before-2 ...
+        recipe: the recipe, or its name or path, as for `load_recipe`. The model `chain-base` is built on
+            first use and cached.
+        run: the run folder, which must not exist unless `resume` or `restart` is given; defaults to
+            runs/NAME-seedN of the recipe. A `RunFolder` is already locked, and stays locked.
+        model: a model's folder or name, instead of the recipe's.
+        resume: resume from the newest checkpoint in the folder; start from scratch if it has no run.
+        restart: start from scratch; the folder's previous contents are kept in its before-1, before-2 ...
         until: a part of the budget, in its unit, at which to stop with a checkpoint.
-        forecaster: freezes a forecast of the end at each share of `evaluation.forecast_at`:
-            `scalerl.forecast.freeze.freeze` is what the command uses.
-        smooth: the pass rates by which `evaluation.keep = "best"` chooses, which needs it:
-            `scalerl.forecast.best.rates_by_step` is what the command uses.
+        forecaster: freezes a forecast of the end at each share of `evaluation.forecast_at`; the command uses
+            `scalerl.forecast.freeze.freeze`.
+        smooth: computes the smoothed pass rates by which `evaluation.keep = "best"` chooses, which requires
+            it; the command uses `scalerl.forecast.best.rates_by_step`.
         progress: called after every step and every evaluation.
-        activity: called within steps too, a few times a second, with what is being done.
-        trackers: the run is logged to them and to those that the recipe names, from a process of their own.
-            Their errors are logged as warnings of "scalerl", and change nothing of the run.
-        stop: once it is set, the run makes a checkpoint and ends by KeyboardInterrupt; while it still starts
-            there is nothing to save, and it ends at once.
-        evaluate_aside: whether evaluations have a process of their own; the record is the same without.
-        load: makes the learner of a recipe and a model's folder, where it is not that of one process.
+        activity: called within steps too, a few times a second, with the current activity.
+        trackers: log the run, beside the trackers that the recipe names, from a process of their own. Their
+            errors are logged as warnings of "scalerl", and do not affect the run.
+        stop: once it is set, the run saves a checkpoint and raises KeyboardInterrupt. During start-up, when
+            there is nothing to save yet, it raises at once.
+        evaluate_aside: whether evaluations run in a process of their own; the record is the same either way.
+        load: makes the learner from a recipe and a model's folder; by default one in a single process.
 
     Raises:
-        InputError: the folder exists, or is being written; the model cannot be loaded, or does not fit the
-            recipe's context; a tracker is not installed, or cannot be pickled. With `resume` also: the run
-            has another recipe, its checkpoints are gone, config.json was edited, or the final weights and the
-            record do not agree.
-        WriteError: the disk does not take the record, or the checkpoint that a stop needs; what was written
-            before is kept. A `MovedError`, one of these: the folder was moved.
-        PausedError: an alarm, where `health.on_alarm` is "pause"; there is a checkpoint of the step.
-        DivergedError: gradients or probabilities are not finite any more; what was written before is kept.
-        OutOfMemoryError: a process has too little memory; there is a checkpoint of the step, where one could
-            be made.
-        OwnCodeError: a loss, advantage, averaging, curriculum or length control of the user's own raised an
-            error, or returned what it must not; there is a checkpoint of the step, unless the learner is on
-            several processes.
-        WorkerError: processes were lost again and again; where they were those of an evaluation, there is a
-            checkpoint that has it.
-        KeyboardInterrupt: it was stopped; `resume` goes on.
+        InputError: the folder exists, or another process is writing it; the model cannot be loaded, or does
+            not fit the recipe's context; a tracker is not installed, or cannot be pickled. With `resume`
+            also: the run has another recipe, its checkpoints are gone, config.json was edited, or the final
+            weights and the record do not agree.
+        WriteError: the record, or the checkpoint for a stop, cannot be written to the disk; what was written
+            before is kept. Its subclass `MovedError`: the folder was moved.
+        PausedError: an alarm was raised and `health.on_alarm` is "pause"; the step has a checkpoint.
+        DivergedError: gradients or probabilities are no longer finite; what was written before is kept.
+        OutOfMemoryError: a process has too little memory; the step has a checkpoint if one could be saved.
+        OwnCodeError: a custom loss, advantage, averaging, curriculum or length control raised an error or
+            returned an invalid value; the step has a checkpoint, unless the learner spans several processes.
+        WorkerError: processes were lost repeatedly; if an evaluation could not be finished, a checkpoint
+            has been saved from which a resume repeats it.
+        KeyboardInterrupt: the run was stopped; `resume` continues it.
     """
     check_main_guard()
     if not isinstance(recipe, Recipe):
@@ -124,7 +122,7 @@ def train(
         recipe = check_prompts(recipe, found)
         check_run(recipe, found, gpus_in_use())
         if recipe.vllm and not recipe.vllm.urls:
-            find_python(recipe.vllm)  # before a model is loaded
+            find_python(recipe.vllm)  # raises before a model is loaded
         if resume and has_finished(place.path, recipe):
             return RunRecord.read(place.path)
         if restart:
@@ -151,7 +149,7 @@ def train(
 
 
 def _train_through_losses(job: TrainingJob, resume: bool) -> None:
-    """Train to the end; resume from the last checkpoint whenever the learner of a cluster is lost."""
+    """Train to the end, resuming from the last checkpoint whenever the learner of a cluster is lost."""
     rewinds, started = 0, -1
     lost: LearnerLostError | None = None
     while True:

@@ -1,6 +1,6 @@
-"""The parts of a training run, and what is done after every step of the pipeline.
+"""The parts of a training run, and the work after every step of the pipeline (`TrainingRun.train`).
 
-Record, evaluate, freeze a forecast, checkpoint, stop: `TrainingRun.train`.
+After a step: record, evaluate, freeze a forecast, checkpoint, stop.
 """
 
 import logging
@@ -60,15 +60,15 @@ from scalerl.rl.types import Weights
 from scalerl.rl.verify.samples import training_samples
 
 Freeze = Callable[[RunRecord, str, float], Mapping[str, Any]]
-"""Makes the row of forecasts.jsonl from the run so far, the compute axis and the budget."""
+"""Make a row of forecasts.jsonl from the run so far, the compute axis and the budget."""
 _LOG = logging.getLogger("scalerl")
 _STATEFUL = ("generator", "pipeline", "pool", "counters", "evaluations", "agenda", "health", "probe")
-"""Parts whose state a checkpoint has; the learner writes its own."""
+"""Parts whose state is saved in a checkpoint; the learner saves its own."""
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What `train` was called with, checked: the same for every attempt."""
+    """The checked arguments of `train`, the same for every attempt."""
 
     recipe: Recipe
     place: RunFolder
@@ -86,7 +86,7 @@ class TrainingJob:
 
 
 class TrainingRun:
-    """The parts of a run, and what is done with them after every step. `closing` ends them."""
+    """The parts of a run, and the work after every step; closing `closing` stops the parts."""
 
     def __init__(self, job: TrainingJob, resume: bool, closing: ExitStack) -> None:
         self.clock = RunClock()
@@ -105,9 +105,9 @@ class TrainingRun:
             check_saved(folder, saved, recipe)
             self.learner.restore(saved["folder"])
         self.started = self.learner.version
-        """The version that the run goes on from."""
+        """The version from which the run continues."""
         activities.doing("starting the generator")
-        # The generator raises where the recipe does not fit the model: nothing has been written until then.
+        # The generator raises if the recipe does not fit the model, so it comes before anything is written.
         self.generator = parts.generator(self.learner, saved["generator"]["version"] if saved else 0)
         trainers = self.learner.trainers
         self.counters = RunCounters(recipe.processes, trainers, parts.held, recipe.apart)
@@ -128,7 +128,7 @@ class TrainingRun:
 
         self.view = View(job.progress)
         due, budget, had = recipe.evaluation, recipe.budget.amount, amounts(self.writer.config)
-        first = budget * (had[0] / had[-1])  # the budget that the run began with, in the unit of the recipe
+        first = budget * (had[0] / had[-1])  # the run's original budget, in the unit of the recipe
         self.agenda = Agenda(due.count, due.forecast_at, every=due.every, budget=budget, first=first)
         tf32 = recipe.precision == "float32" and isinstance(recipe.engine, Vllm)
         self.health = Watch(recipe.health, "tf32" if tf32 else recipe.precision, self._on_finding)
@@ -152,13 +152,13 @@ class TrainingRun:
         if recipe.evaluation.keep == "best" and job.smooth is not None:
             self.best = BestWeights(job.model, recipe.precision, self.tokenizer, job.smooth)
             closing.callback(self.best.close)
-        self.generator.wait_until_started()  # all that is started by now does so at the same time
+        self.generator.wait_until_started()  # last, so that all processes start up concurrently
         self._saved = saved
 
     def begin(self) -> None:
         """Restore the checkpoint, or evaluate the model before training."""
         saved, self._saved = self._saved, None
-        with self.clock.stopped():  # without a process of their own evaluations are made here
+        with self.clock.stopped():  # evaluations without a process of their own run here
             if saved:
                 for name in _STATEFUL:
                     getattr(self, name).restore(saved[name])
@@ -169,11 +169,11 @@ class TrainingRun:
 
     @property
     def folder(self) -> Path:
-        """The run folder, wherever it has been moved to."""
+        """The run folder, even after it was moved."""
         return self.place.here()
 
     def follow(self, closing: ExitStack) -> None:
-        """Log the run to the trackers from here on, until `closing` ends them."""
+        """Log the run to the trackers from now on, until `closing` is closed."""
         settings, path = self.recipe.tracking, self.folder.absolute()
         name, config = settings.name or path.name, read_object(path / "config.json")
         run = TrackedRun(path, name, settings.project, settings.group, config, self.learner.version + 1)
@@ -182,7 +182,7 @@ class TrainingRun:
         self.sender = closing.enter_context(TrackingSender(setup))
 
     def train(self) -> bool:
-        """Train until the budget is spent or the pool has run dry; false where `until` came first."""
+        """Train until the budget is spent or no prompts are left; return false if `until` came first."""
         try:
             return self._train()
         except (OutOfMemoryError, OwnCodeError) as error:
@@ -191,19 +191,19 @@ class TrainingRun:
     def _train(self) -> bool:
         self.counters.startup_seconds += self.clock.lap() * self.counters.devices["train"]
         budget, until = self.recipe.budget.amount, self.job.until
-        if self._spent() >= budget:  # all that a checkpoint was made for was its last evaluations
+        if self._spent() >= budget:  # the checkpoint lacks only the last evaluations
             return True
         if until <= self._spent():
             return False
         with self.clock.stopped(), self._saved_first():
-            if not self._forecast(self._spent() / budget):  # where it was stopped, and again
+            if not self._forecast(self._spent() / budget):  # due since the last stop, and stopped again
                 self._save()
                 raise KeyboardInterrupt
         self._starts_step(self._spent() / budget)
         for step in self.pipeline.steps():
             self._record(step)
             share = self._spent() / budget
-            with self.clock.stopped(), self._saved_first():  # it is no part of training
+            with self.clock.stopped(), self._saved_first():  # not training time
                 if self.agenda.evaluates(self._spent(), step.index):
                     self.evaluations.start(step.index, self.learner.weights(), last=share >= 1)
                 if self._forecast(share):
@@ -227,8 +227,8 @@ class TrainingRun:
         return True
 
     def save_final(self) -> None:
-        """Evaluate and save the weights as they are at the end."""
-        if self.evaluations.last_step < self.learner.version:  # every prompt has been retired
+        """Evaluate and save the final weights."""
+        if self.evaluations.last_step < self.learner.version:  # the run ended as every prompt was retired
             self.evaluations.start(self.learner.version, self.learner.weights(), last=True)
         with self._saved_first():
             if not self.evaluations.write_finished(self.stop, most=0):
@@ -238,7 +238,7 @@ class TrainingRun:
         if self.best is not None:
             self.best.wait()
         settings = self.recipe.checkpoint
-        if settings.steps or settings.minutes:  # what a later resume extends
+        if settings.steps or settings.minutes:  # for a later resume with a larger budget
             self.checkpoints.folder = self.folder / "checkpoints"
             self.checkpoints.make(self.learner.version, self.state())
         self.checkpoints.wait()
@@ -247,7 +247,7 @@ class TrainingRun:
             raise MovedError(f"{self._moved_to()}: it has come to its end, and is whole there")
 
     def state(self) -> dict[str, Any]:
-        """Return copies of everything that a resume needs."""
+        """Return copies of all state that a resume needs, except the learner's."""
         parts = {name: getattr(self, name).state() for name in _STATEFUL}
         return parts | {"lengths": self.writer.lengths(), "config": self.writer.config}
 
@@ -279,16 +279,16 @@ class TrainingRun:
         self.activities.starts(self.learner.version + (share < 1), share)
 
     def _forecast(self, share: float) -> bool:
-        """Freeze the forecast that is due; false where the run stops first: a resume then freezes it."""
+        """Freeze a forecast if due; return false if the run is stopped first, so that a resume freezes it."""
         if self.agenda.to_freeze(share) and self.job.forecaster and share < 1:
-            # Nothing is trained until the forecast is frozen.
+            # The forecast must be frozen before training goes on.
             if not self.evaluations.write_finished(self.stop, most=0):
                 return False
             self.activities.doing("forecasting")
             try:
                 row = self.job.forecaster(RunRecord.read(self.folder), *self.recipe.budget_on_axis())
             except CannotAnswerError:
-                pass  # too early for a forecast; there may be one at the next milestone
+                pass  # too early for a forecast; the next milestone may have one
             else:
                 self.writer.forecast(row)
                 self.view.frozen(row)
@@ -297,7 +297,7 @@ class TrainingRun:
 
     @contextmanager
     def _saved_first(self) -> Iterator[None]:
-        """End the run where an evaluation cannot be made, after a checkpoint that has it."""
+        """End the run if an evaluation cannot be made, with a checkpoint from which a resume makes it."""
         try:
             yield
         except EvaluationError as error:
@@ -305,14 +305,14 @@ class TrainingRun:
             raise WorkerError(f"{error}; {resume_line(self.folder)} goes on, and makes it") from error
 
     def _save(self, within: bool = False) -> None:
-        """Make a checkpoint where the run folder is now, and wait until it is on the disk."""
+        """Save a checkpoint in the current place of the run folder, and wait until it is on the disk."""
         self.activities.doing("saving a checkpoint")
         self.checkpoints.folder = self.folder / "checkpoints"
         self.checkpoints.make(self.learner.version, self.state(), within)
         self.checkpoints.finish()
 
     def _stop_within(self) -> NoReturn:
-        """Stop within a step, with a checkpoint of all that it has sampled and verified so far."""
+        """Stop within a step, with a checkpoint of everything sampled and verified so far."""
         self.counters.hold(self.generator.counters, self.clock.lap())
         with self.clock.stopped(), self._saved_first():
             self.evaluations.write_finished(self.stop)
@@ -320,7 +320,7 @@ class TrainingRun:
         raise KeyboardInterrupt
 
     def _saved_within(self, error: OutOfMemoryError | OwnCodeError) -> str:
-        """Make a checkpoint of what there was before an error; return the line for the user."""
+        """Save a checkpoint of the state before an error, and return the line for the user."""
         memory = isinstance(error, OutOfMemoryError)
         again = f"{resume_line(self.folder)}{' --set key=value' * memory} goes on from"
         if memory and error.torn:
@@ -328,7 +328,7 @@ class TrainingRun:
         self.counters.hold(self.generator.counters, self.clock.lap())
         try:
             self._save(within=True)
-        except (ScalerlError, RuntimeError, MemoryError) as second:  # it takes memory, too
+        except (ScalerlError, RuntimeError, MemoryError) as second:  # a checkpoint takes memory too
             return f"{error}; {again} the last checkpoint, as none could be made ({first_line(second)})"
         return f"{error}; {again} a checkpoint of this step"
 
@@ -336,7 +336,7 @@ class TrainingRun:
         moved, stopped = self.folder != self.place.path, self.stop.is_set()
         ends = at_cut or moved or self.health.pause_for is not None
         if ends:
-            # There is time, unless something is about to end this process.
+            # Wait for them, unless something is about to end this process.
             self.evaluations.write_finished(self.stop, most=0)
         if ends or stopped:
             self._save()

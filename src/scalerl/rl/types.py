@@ -1,4 +1,4 @@
-"""What flows along the arrows of the training loop: one type per arrow.
+"""The types that flow along the arrows of the training loop, one per arrow.
 
     PromptPool -Prompt-> Generator -Rollout-> Task.verify -Group-> advantage -Batch-> Learner
 
@@ -30,7 +30,7 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """PyTorch's name, as `bfloat16`."""
+    """PyTorch's name, such as `bfloat16`."""
 
     @property
     def size(self) -> int:
@@ -39,13 +39,13 @@ class TensorSpec:
 
 
 Plan = tuple[TensorSpec, ...]
-"""What a stream of weights has, the same for all versions; transports allocate by it."""
+"""The parameters in a stream of weights, equal for all versions; transports allocate buffers by it."""
 
 
 class Weights(Protocol):
-    """A model's parameters by name as a stream, in their own dtype and where they are; tied ones once.
+    """A model's parameters as a stream of named tensors, in their own dtype and device; tied ones once.
 
-    Those of a learner are read before its next step; `scalerl.rl.sync.shared_weights.hold` copies them.
+    A learner's must be read before its next step; `scalerl.rl.sync.shared_weights.hold` copies them.
     """
 
     @property
@@ -66,27 +66,27 @@ class Prompt:
     text: str
     answer: str
     messages: tuple[tuple[str, str], ...] | None = None
-    """The conversation (role, content) that the tokenizer's chat template turns into tokens; without one the
-    tokens are those of `text`."""
+    """The conversation (role, content) that the tokenizer's chat template turns into tokens; None tokenizes
+    `text` as it is."""
     template_args: tuple[tuple[str, str | int | float], ...] = ()
     """Arguments of the chat template by name, such as ("enable_thinking", False)."""
 
     @property
     def asked(self) -> tuple[str, str]:
-        """What the model is shown, as text: prompts that are equal in it are the same problem."""
+        """The prompt as the model sees it: two prompts for which this is equal are the same problem."""
         return self.text, str(self.messages)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Back from `dataclasses.asdict`, by way of JSON."""
-        messages, arguments = values["messages"], values.get("template_args", ())  # later than the first runs
+        """Rebuild a prompt from the JSON of its `dataclasses.asdict`."""
+        messages, arguments = values["messages"], values.get("template_args", ())  # which the first runs lack
         messages = None if messages is None else tuple(map(tuple, messages))
         return cls(**{**values, "messages": messages, "template_args": tuple(map(tuple, arguments))})
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion as it was sampled, with all that the trainer could not recompute afterwards."""
+    """One sampled completion, with everything that the trainer cannot recompute afterwards."""
 
     prompt: Prompt
     epoch: int
@@ -96,7 +96,7 @@ class Rollout:
     prompt_T: np.ndarray
     """Prompt tokens."""
     token_T: np.ndarray
-    """Completion tokens, the inserted ones included."""
+    """Completion tokens, including inserted ones."""
     sampled_T: np.ndarray
     """True where the model sampled the token, False where an interruption inserted it or an environment
     answered."""
@@ -107,34 +107,34 @@ class Rollout:
     first_version: int
     """Version of the weights that filled the first entries of the KV cache (those of the prompt)."""
     truncated: bool
-    """Ran out of its budget before the end token, or its environment failed."""
+    """Whether it ran out of budget before the end token, or its environment failed."""
     interrupted: bool
-    """The thinking was ended by force."""
+    """Whether an inserted phrase ended its thinking."""
     expert_PLK: np.ndarray | None = None
-    """With `routing_replay`, the experts that read each token of prompt and completion but the last: of P
-    tokens, L layers with experts and K experts of a token."""
+    """With `routing_replay`, the experts chosen for each token of prompt and completion except the last: P
+    tokens, L layers with experts, K experts per token."""
 
     @cached_property
     def length(self) -> int:
-        """Sampled tokens; inserted ones do not count."""
+        """Number of sampled tokens; inserted ones do not count."""
         return int(np.count_nonzero(self.sampled_T))
 
     @property
     def turns(self) -> list[np.ndarray]:
-        """The tokens of each turn of the model; all tokens, where nothing but an interruption is between."""
+        """The tokens of each turn of the model; an interrupted completion is one turn."""
         return [self.token_T] if self.interrupted else turns_of(self.token_T, self.sampled_T)
 
 
 def turns_of(token_T: np.ndarray, sampled_T: np.ndarray) -> list[np.ndarray]:
-    """Return the tokens of each turn of the model: what was sampled between two answers of an environment."""
-    if sampled_T.all():  # most have one turn, and finding edges takes 20 us a completion
+    """Return the tokens of each turn of the model: those sampled between two answers of an environment."""
+    if sampled_T.all():  # most completions have one turn, and finding edges takes 20 us
         return [token_T]
     edges = np.flatnonzero(np.diff(sampled_T)) + 1
     return np.split(token_T, edges)[::2]  # the first token is always the model's
 
 
 class UserText(str):
-    """What follows a turn, where a user says it and no tool: see `Task.respond`."""
+    """The response to a turn where it comes from a user instead of a tool: see `Task.respond`."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,11 @@ class Reward:
     value: float
     correct: bool
     failed: str | None = None
-    """Why there is no verdict, where the verification itself failed: the completion leaves the loss."""
+    """Why the verification itself failed, if it did; the completion is then left out of the loss."""
 
 
 def as_reward(verdict: Reward | bool) -> Reward:
-    """Return what a verifier has returned as a reward: a bool stands for +1 or -1."""
+    """Convert a verifier's verdict to a reward: a bool stands for +1 or -1."""
     return Reward(1.0 if verdict else -1.0, verdict) if isinstance(verdict, bool) else verdict
 
 
@@ -158,13 +158,13 @@ FAILED = Reward(-1.0, False)
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the verification of one completion, in processes of its own."""
+    """Limits for the verification of one completion, which runs in processes of its own."""
 
     seconds: float = 10.0
     memory_gib: float = 4.0
-    """Address space of each process, and the memory of all that one verification starts (Linux)."""
+    """Address space of each process, and memory of all processes that one verification starts (Linux)."""
     workers: int = 2
-    """Workers that verify side by side; the rewards do not depend on how many there are."""
+    """Workers that verify in parallel; the rewards do not depend on their number."""
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= 1e6 or not 0 < self.memory_gib < math.inf:
@@ -181,11 +181,11 @@ class Group:
     reward_G: np.ndarray
     correct_G: np.ndarray
     failed: Mapping[int, str] = field(default_factory=dict)
-    """Completions whose verification failed, by their place in the group, and why."""
+    """Why verifications failed, by the index of the completion in the group."""
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> Self:
-        """The group of `rollouts` with their rewards."""
+        """Make the group of `rollouts` with their rewards."""
         return cls(
             tuple(rollouts),
             np.array([reward.value for reward in rewards], dtype=float),
@@ -200,25 +200,25 @@ class Group:
 
 
 class Pending(Protocol[_Result]):
-    """Work under way, perhaps in another process. Both methods raise what the work raised."""
+    """Work in progress, perhaps in another process; both methods re-raise the work's errors."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the work is done, for `seconds` at most; returns whether it is."""
+        """Wait at most `seconds` for the work; return whether it is done."""
         ...
 
     def result(self) -> _Result:
-        """Return the result of work that is done."""
+        """Return the result of finished work."""
         ...
 
 
 @dataclass(frozen=True)
 class Done(Generic[_T]):
-    """Work that was done when it was started."""
+    """Work that is finished from the start."""
 
     value: _T
 
     def wait(self, seconds: float) -> bool:
-        """Return at once: the work is done."""
+        """Return true at once: the work is finished."""
         return True
 
     def result(self) -> _T:
@@ -228,7 +228,7 @@ class Done(Generic[_T]):
 
 @dataclass(frozen=True)
 class Mapped(Generic[_T]):
-    """Work whose result is a function of that of other work, called when it is read."""
+    """Work whose result is a function of another work's result, computed when it is read."""
 
     function: Callable[[Any], _T]
     work: Pending[Any]
@@ -238,12 +238,12 @@ class Mapped(Generic[_T]):
         return self.work.wait(seconds)
 
     def result(self) -> _T:
-        """Return the function of its result."""
+        """Apply the function to the other work's result."""
         return self.function(self.work.result())
 
 
 Verify = Callable[[Sequence[Sequence[Rollout]]], Pending[list[list[Reward]]]]
-"""Starts the verification of some groups: a reward for every completion."""
+"""Start the verification of some groups, which gives a reward for every completion."""
 
 
 @dataclass
@@ -256,11 +256,11 @@ class Counters:
     ticks: int = 0
     """Decode steps."""
     seconds: float = 0.0
-    """Seconds of decoding and of weight updates, over all processes; the first weights are start-up."""
+    """Seconds of decoding and weight updates, summed over processes; the first weights count as start-up."""
     held: float = 0.0
-    """Seconds in which processes that only sample were held: from the first work of each to the instant at
-    which `seconds` was read."""
+    """Seconds for which processes that only sample were held: from the first work of each until `seconds` was
+    read."""
     startup: float = 0.0
     """Seconds of these processes before their first work."""
     restarted: int = 0
-    """Groups whose completions were started again, because a process was lost or the run was resumed."""
+    """Groups whose completions were restarted because a process was lost or the run was resumed."""

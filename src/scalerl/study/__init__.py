@@ -1,9 +1,9 @@
 """Studies: recipes x seeds, run, and compared so that ceiling, efficiency and noise can be distinguished.
 
-spec.py, arms.py, plan.py     what is asked, and what that makes of runs
-run/       the runs, beside one another; record.py what is on the disk
-verdict/   what the runs say; page/ shows it
-entry.py   what a script calls: run, verdict
+spec.py, arms.py, plan.py     the question, the arms, and the planned runs
+run/       executes the runs in parallel; record.py reads the folder
+verdict/   compares the arms; page/ shows the result
+entry.py   the functions for scripts: run, verdict
 
 Imported by `cli`.
 """

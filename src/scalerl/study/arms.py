@@ -1,15 +1,15 @@
-"""The arms of a study: what each changes of the base recipe, made from a few lines of TOML.
+"""The arms of a study: the changes of each to the base recipe, made from a few lines of TOML.
 
     kind            arms
     arms            as listed
-    leave_one_out   the base, and for every part in which another recipe differs the base with that part of it
+    leave_one_out   the base, and the base with one part of another recipe, for every part that differs
     axis            one field, or several that move together, over their values
     sensitivity     the bound of a loss over its values, for one loss or several
     systems         whole recipes, on the task, model, lengths and budget of the base
     grid            every combination of the values of several fields
 
-An arm is a name, and changes as `scalerl.rl.config.recipe.changed` takes them. The first one is what the
-others are compared with.
+An arm is a name, and changes in the form of `scalerl.rl.config.recipe.changed`. The others are compared with
+the first arm.
 """
 
 import functools
@@ -26,32 +26,32 @@ from scalerl.rl.algo.loss import Loss
 from scalerl.rl.config.recipe import Recipe, changed, from_dict, read_toml
 
 Changes = dict[str, Any]
-"""By the keys of a recipe, as its tables; in Python the objects that the tables stand for, too."""
+"""Changes by the keys of a recipe, as its tables; in Python, also as objects instead of tables."""
 Named = tuple[str, Changes]
 
 PARTS = (
     *("schedule", "loss", "fp32_logits", "averaging", "advantage", "zero_variance"),
     *("truncated", "curriculum", "length", "kl"),
 )
-"""Parts of a recipe that the paper leaves out one at a time, and a few more."""
+"""The parts of a recipe that the paper leaves out one at a time, and a few more."""
 SHARED = (
     *("model", "task", "budget", "context", "end_of_thinking", "precision", "decode_slots", "placement"),
     *("evaluation", "checkpoint", "seed", "temperature", "top_p", "top_k", "optimiser"),
 )
-"""What systems are compared on: they take it from the base."""
+"""Keys that all systems take from the base, so that they can be compared."""
 MOST_ARMS = 256
-"""Most arms of a study: with more, the correction for so many questions leaves no verdict."""
+"""Most arms of a study: with more, the correction for multiple questions leaves no verdict."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """Arms by name, each with its changes of the base; the base itself is the first arm."""
+    """Arms by name, each with its changes to the base; the base itself is the first arm."""
 
     arms: dict[str, Changes]
     kind: Literal["arms"] = "arms"
 
     def changes(self, base: Recipe) -> list[Named]:
-        """Return the base, and the arms as they are listed."""
+        """Return the base, and the arms in the listed order."""
         return [("base", {}), *self.arms.items()]
 
 
@@ -92,7 +92,7 @@ class LeaveOneOutArms:
 
 @dataclass(frozen=True)
 class Axis:
-    """One field over its values; with several fields, each value is a list with one for each of them."""
+    """One field over its values; with several fields, each value is a list with one entry per field."""
 
     fields: str | tuple[str, ...]
     values: tuple[Any, ...]
@@ -102,7 +102,7 @@ class Axis:
         """Return an arm for each value.
 
         Raises:
-            InputError: a value is not one for each field.
+            InputError: there are several fields, and a value is not a list with one entry per field.
         """
         if isinstance(self.fields, str):
             return [_fields_arm({self.fields: value}) for value in self.values]
@@ -137,7 +137,7 @@ class SensitivityArms:
         swept = [(kind, sweep.bound) for kind, sweep in zip(kinds, self.sweeps, strict=True)]
         arms = []
         for sweep, loss, (kind, bound) in zip(self.sweeps, losses, swept, strict=True):
-            # Two sweeps of one bound of one loss differ in what they leave it beside.
+            # Two sweeps over one bound of one loss differ in the loss's other parameters: name these.
             apart = {k: v for k, v in loss.items() if k != "kind"} if swept.count((kind, bound)) > 1 else {}
             name = " ".join([label(str(kind)), *(f"{k}={v}" for k, v in apart.items())])
             arms += [(f"{name} {bound}={v}", {"loss": {**loss, bound: v}}) for v in sweep.values]
@@ -146,13 +146,13 @@ class SensitivityArms:
 
 @dataclass(frozen=True)
 class Systems:
-    """Whole recipes, by file or name, on what `SHARED` names of the base."""
+    """Whole recipes, by file or name, except for the keys in `SHARED`, which are the base's."""
 
     recipes: Annotated[tuple[str | Recipe, ...], InFiles(tuple[str, ...])]
     kind: Literal["systems"] = "systems"
 
     def changes(self, base: Recipe) -> list[Named]:
-        """Return an arm for each recipe: all of it that is not in `SHARED`."""
+        """Return an arm for each recipe, with all of its keys that are not in `SHARED`."""
         arms = []
         for source in self.recipes:
             values = sparse(source)
@@ -181,7 +181,7 @@ AnyArms = Listed | LeaveOneOutArms | Axis | SensitivityArms | Systems | Grid
 
 @dataclass(frozen=True)
 class Arm:
-    """A recipe of a study but for its seed, and what it changes of the base."""
+    """A recipe of a study except for its seed, and its changes to the base."""
 
     name: str
     recipe: Recipe
@@ -193,10 +193,10 @@ class Arm:
 
 
 def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
-    """Make the arms of a study, every recipe checked.
+    """Make the arms of a study, and check every recipe.
 
     Raises:
-        InputError: a recipe is refused (the arm is named), two arms are alike, or there are fewer than two.
+        InputError: a recipe is invalid (the arm is named), two arms are the same, or there is only one.
     """
     wanted = arms.changes(base)
     if len(wanted) > MOST_ARMS:
@@ -221,10 +221,10 @@ def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
 
 
 def combine(base: Recipe, chosen: Sequence[Arm]) -> Arm:
-    """Make one arm, "a + b", of the changes of several.
+    """Make one arm, "a + b", from the changes of several.
 
     Raises:
-        InputError: two of them change the same key, or the recipe of all changes is refused.
+        InputError: two of them change the same key, or the recipe with all changes is invalid.
     """
     for one, other in itertools.combinations(chosen, 2):
         if key := _conflict(one.changes, other.changes):
@@ -245,7 +245,7 @@ def _conflict(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def sparse(source: str | Recipe) -> Changes:
-    """Return the values of a recipe that is given as an object, or by a file or a name.
+    """Return the values of a recipe given as an object, a file or a name.
 
     Raises:
         InputError: there is no such recipe.
@@ -271,7 +271,7 @@ def _shared(base: Mapping[str, Any]) -> Changes:
 
 
 def _fields_arm(pairs: Mapping[str, Any]) -> Named:
-    """The arm "key=value key=value", with its dotted keys as nested tables."""
+    """Return the arm "key=value key=value", with its dotted keys as nested tables."""
     out: Changes = {}
     for name, value in pairs.items():
         *parents, last = name.split(".")
@@ -285,7 +285,7 @@ def _fields_arm(pairs: Mapping[str, Any]) -> Named:
 
 
 def _shown(value: Any) -> Any:
-    """Return a value for the name of an arm: the kind of an object or of a file, without where it is."""
+    """Return a value as in an arm's name: of an object its kind, of a custom kind only the class."""
     if is_dataclass(value):
         value = tables_of(value).get("kind", value)
     return label(value) if isinstance(value, str) and ".py:" in value else value

@@ -1,4 +1,4 @@
-"""What a script calls: run a study, and compare the arms of one that was run."""
+"""Functions for scripts: run a study, and compare the arms of a study that was run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def run(
     progress: Watch = lambda progress: None,
     stop: threading.Event | None = None,
 ) -> StudyRecord:
-    """Run a study into a folder, or go on with it, as `scalerl study` does.
+    """Run a study into a folder, or continue it, as `scalerl study` does.
 
-    A script that calls this needs the usual `if __name__ == "__main__":`, as processes are started:
+    A script that calls this needs the usual `if __name__ == "__main__":`, as it starts processes:
 
         from scalerl import rl, study
 
@@ -37,16 +37,15 @@ def run(
 
     Args:
         study: the base recipe, its arms, seeds and budgets; `load_study` reads one from a file.
-        folder: of the study; what has run there is not run again.
-        cores: how many to use, GPUs where there are any; a run takes one for each of its devices.
-        progress: called several times a second, and whenever there is something to say.
-        stop: once it is set, every run makes a checkpoint, and the study ends by KeyboardInterrupt.
+        folder: the folder of the study; runs that are finished there are not run again.
+        cores: how many cores to use, or GPUs if there are any; a run takes one for each of its devices.
+        progress: called several times a second, and at every event.
+        stop: once it is set, every run saves a checkpoint, and the study raises KeyboardInterrupt.
 
     Raises:
-        InputError: a recipe is refused, the study could not compare what it runs, or another study is in the
-            folder.
-        WriteError: the disk does not take what is written.
-        KeyboardInterrupt: it was stopped; a second call goes on.
+        InputError: a recipe is invalid, the runs could not be compared, or the folder holds another study.
+        WriteError: a file cannot be written to the disk.
+        KeyboardInterrupt: the study was stopped; a second call continues it.
     """
     from scalerl.study.plan import make_plan
     from scalerl.study.run.runner import run_study
@@ -64,21 +63,21 @@ def verdict(
     level: float = 0.95,
     progress: Callable[[float], None] | None = None,
 ) -> StudyVerdict:
-    """Judge the study in a folder, finished or not, as `scalerl study report` does: nothing is run.
+    """Compare the arms of the study in a folder, finished or not, as `scalerl study report` does.
 
     Args:
-        folder: of the study.
-        axis: of compute; that of the study by default.
-        budget: compute at which pass rates are compared; the last of the study by default, or on another axis
-            the largest compute that all arms with a fit have reached.
-        target: pass rate whose compute is compared; that of the study by default.
-        level: of the intervals; 1 - level is the family-wise error of the verdicts by curves, and of those as
-            measured, each under its assumptions.
-        progress: is called with the share of the runs that are fitted.
+        folder: the folder of the study; nothing in it is run.
+        axis: the compute axis; defaults to that of the study.
+        budget: compute at which pass rates are compared; defaults to the last budget of the study, or on
+            another axis to the largest compute that all arms with a fit have reached.
+        target: pass rate to which the compute is compared; defaults to that of the study.
+        level: level of the intervals; 1 - level is the family-wise error of the verdicts by curves, and of
+            those as measured, each under its assumptions.
+        progress: called with the share of the runs that have been fitted.
 
     Raises:
         InputError: the folder holds no study, or a file in it cannot be read.
-        CannotAnswerError: its evaluations do not say enough.
+        CannotAnswerError: there are too few evaluations.
     """
     from scalerl.study.verdict.verdict import judge_study
 

@@ -1,7 +1,7 @@
 """The plan of a study: all of its runs, checked before any compute is spent.
 
 The checks keep the comparison fair: seed for seed, all arms start from the same base model, are evaluated on
-the same held-out prompts, draw their prompts in one order, and have one budget on one axis.
+the same held-out prompts, draw their prompts in the same order, and have the same budget on the same axis.
 """
 
 import itertools
@@ -25,9 +25,9 @@ from scalerl.study.record import PLAN, SCHEMA, PlannedRun, read_plan
 from scalerl.study.spec import MOST_SEED, LearningRate, Study
 
 LEAST_EVALUATIONS = 6
-"""Evaluations up to the first budget, without that of step 0: fewer do not identify a curve."""
+"""Fewest evaluations up to the first budget, not counting step 0: fewer do not identify a curve."""
 _NEVER_CHANGED = ("seed", "budget", "evaluation")
-"""Keys that change no more than the cost of a run."""
+"""Keys that no arm may change."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Plan:
 
     study: Study
     budgets: tuple[float, ...]
-    """Those of the study, or that of the base where it has none."""
+    """The budgets of the study; if it has none, that of the base."""
     base: Recipe
     """The recipe that the arms change."""
     arms: tuple[Arm, ...]
-    """The others are compared with the first."""
+    """The first is the one with which the others are compared."""
     warnings: tuple[str, ...]
 
     @property
@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def runs(self) -> list[PlannedRun]:
-        """All runs, seed by seed, so that those done at any time are whole blocks."""
+        """All runs, seed by seed, so that finished runs form whole blocks at any time."""
         return [self.run(arm, seed) for seed in self.seeds for arm in self.arms]
 
     def run(self, arm: Arm, seed: int) -> PlannedRun:
@@ -65,11 +65,11 @@ class Plan:
         return PlannedRun(arm.name, seed, model, f"runs/{folder_name(arm.name)}/seed{seed}")
 
     def trials(self) -> Iterator[tuple[PlannedRun, Arm]]:
-        """Yield the runs that tune the learning rate, each with its arm at the rate that is tried."""
+        """Yield the runs that tune the learning rate, each with its arm at the tried rate."""
         tuning, models = self.study.learning_rate, self.study.models
         if tuning is None:
             return
-        # A seed of the study that chose the rate would flatter its arm.
+        # Not the seeds of the study, as choosing the rate on these would bias the comparison.
         seeds = range(MOST_SEED + 1, MOST_SEED + 1 + tuning.seeds)
         for arm, value, seed in itertools.product(self.arms, tuning.values, seeds):
             model = models[seed % len(models)] if models else arm.recipe.model
@@ -114,10 +114,10 @@ def make_plan(study: Study) -> Plan:
     """Make the plan of a study, and check that its runs can be compared.
 
     Raises:
-        InputError: a recipe is refused, or the study could not compare what it runs.
+        InputError: a recipe is invalid, or the runs could not be compared.
     """
     base = _base(study)
-    trackers_of(base.tracking)  # raises where one is not installed
+    trackers_of(base.tracking)  # raises if a tracker is not installed
     arms = expand(base, study.rule)
     budgets = study.budgets or (base.budget.amount,)
     _check_budgets(base, budgets, study.learning_rate)
@@ -137,10 +137,10 @@ def make_plan(study: Study) -> Plan:
 
 
 def write_plan(plan: Plan, folder: Path) -> None:
-    """Write study.json; one that is there may only grow, by arms and seeds.
+    """Write study.json; an existing one may only grow, by arms and seeds.
 
     Raises:
-        InputError: the study in the folder is another one.
+        InputError: the folder holds another study.
         WriteError: the file cannot be written.
     """
     check_plan(plan, folder)
@@ -162,7 +162,7 @@ def _base(study: Study) -> Recipe:
     if study.budgets:
         values = changed(values, {"budget": {"amount": study.budgets[-1]}})
     base = from_dict(values, source_of(study.base))
-    if base.model == CHAIN_BASE:  # it depends on the budget of thinking, which an arm may change
+    if base.model == CHAIN_BASE:  # name the thinking budget that it depends on, as an arm may change that
         base = replace(base, model=f"{CHAIN_BASE}:thinking={base.context.thinking}")
     return base
 
@@ -260,7 +260,7 @@ _GONE = f"which is not in this study; it may grow, not shrink: {_APART}"
 
 
 def check_plan(plan: Plan, folder: Path) -> None:
-    """Raise an InputError if the folder holds another study: one that is there may grow by arms and seeds."""
+    """Raise an InputError if the folder holds another study; more arms and seeds are allowed."""
     if not (folder / PLAN).exists():
         return
     before, now = read_plan(folder), plain(plan.to_json())

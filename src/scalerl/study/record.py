@@ -1,12 +1,12 @@
-"""The folder of a study: what was planned, and what became of it. Reading it needs no torch.
+"""The folder of a study: its plan, and the outcome of its runs. Reading it needs no torch.
 
     NAME/
       study.json          the plan: arms, seeds, budgets, runs; it may grow by arms and seeds
-      attempts.jsonl      one line whenever the process of a run has ended, and how
-      decisions.jsonl     arms that were stopped at a budget, and why; learning rates that were chosen
-      forecasts.jsonl     at every budget, of every run the forecast of later ones, frozen when written
+      attempts.jsonl      one line for every process of a run that has ended, and how it ended
+      decisions.jsonl     arms stopped at a budget, and why; chosen learning rates
+      forecasts.jsonl     each run's forecasts, made at every budget for the later ones, and frozen
       runs/ARM/seedN/     a run folder each (`scalerl.record.reader`)
-      runs/ARM/seedN.log  what its processes printed
+      runs/ARM/seedN.log  the output of its processes
 
 `study.json`: schema, name, kind (of the arms), base (name of the arm that the others are compared with), axis
 (of the budgets), budgets (rising; the last is that of every recipe), target (a pass rate, or null), price
@@ -34,10 +34,10 @@ SCHEMA = 1
 PLAN, ATTEMPTS, DECISIONS, FORECASTS = "study.json", "attempts.jsonl", "decisions.jsonl", "forecasts.jsonl"
 
 REMOVED = "its folder was removed"
-"""The cause on record of a run that starts again from nothing."""
+"""The recorded cause when a run starts again from scratch."""
 
 Outcome = Literal["finished", "failed", "stopped", "under way", "not started"]
-"""What became of a run: `failed` after as many attempts as the study allows, `stopped` by its decision."""
+"""Outcome of a run: `failed` after as many attempts as the study allows, `stopped` by its decision."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ class Attempt:
 
     run: str
     outcome: Literal["done", "failed", "diverged", "paused", "cut"]
-    """`done` with its part of the budget; `paused` by an alarm; `cut` from outside, which is no failure."""
+    """`done` with its part of the budget; `paused` by an alarm; `cut` from outside, so not a failure."""
     cause: str
     seconds: float
     until: float
-    """Compute that it was to go to."""
+    """Compute at which it was to stop."""
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A planned run and what became of it. `record` is None before its first evaluation, and where it cannot
-    be read: `unread` says why."""
+    """A planned run and its outcome; `record` is None before the first evaluation, and if it cannot be read,
+    for the reason in `unread`."""
 
     plan: PlannedRun
     outcome: Outcome
@@ -83,7 +83,7 @@ class StudyRun:
 
     @property
     def cause(self) -> str:
-        """Why its last attempt failed; empty where the run has not failed for good."""
+        """Why its last attempt failed; empty if the run has not failed for good."""
         return self.attempts[-1].cause if self.outcome == "failed" and self.attempts else ""
 
     @property
@@ -94,7 +94,7 @@ class StudyRun:
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """An arm: what it changes of the base recipe, and the whole recipe but for seed and model."""
+    """An arm: its changes to the base recipe, and its whole recipe except for seed and model."""
 
     name: str
     changes: Mapping[str, Any]
@@ -103,7 +103,7 @@ class ArmPlan:
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """All that the folder of a study holds. Made by `read`."""
+    """The contents of a study's folder, made by `read`."""
 
     path: Path
     plan: Mapping[str, Any]
@@ -136,7 +136,7 @@ class StudyRecord:
         return cls(path, plan, arms, runs, decisions, forecasts, tuple(warnings))
 
     def until(self, budget: float) -> StudyRecord:
-        """Return the study as it was once its runs had come to a budget: evaluations up to there."""
+        """Return the study as it was when its runs reached a budget, with evaluations up to there."""
         axis = str(self.plan["axis"])
         runs = tuple(replace(run, record=run.record and cut(run.record, axis, budget)) for run in self.runs)
         return replace(self, runs=runs)
@@ -147,7 +147,7 @@ class StudyRecord:
 
 
 def cut(record: RunRecord, axis: str, budget: float) -> RunRecord:
-    """Return the record as it was once `budget` was spent: the evaluation there is the last."""
+    """Return the record as it was when `budget` was spent, with the evaluation there as the last."""
     n = int(np.searchsorted(record.compute(axis), budget * (1 - 1e-9))) + 1
     return replace(record, evals=record.evals[:n], lines=record.lines[:n])
 
@@ -177,7 +177,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     """Read the plan in study.json.
 
     Raises:
-        InputError: there is none, or it is not one of this version.
+        InputError: there is none, or it is not of this version.
     """
     file = path / PLAN
     if not file.is_file():
@@ -192,7 +192,7 @@ def read_plan(path: Path) -> dict[str, Any]:
         _check(run, _RUN, f"{file}, runs")
     arms = {arm["name"] for arm in plan["arms"]}
     folders, budgets = [Path(run["folder"]) for run in plan["runs"]], plan["budgets"]
-    # A folder must stay in that of the study: what it names is read and shown.
+    # Folders of runs must be inside that of the study, as their files are read and shown.
     outside = any(folder.is_absolute() or ".." in folder.parts for folder in folders)
     sound = {
         "base": plan["base"] in arms,
@@ -208,10 +208,10 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def read_lines(study: Path, name: str, warnings: list[str]) -> list[dict[str, Any]]:
-    """Read the attempts, decisions or forecasts of a study; none where there is no such file.
+    """Read the attempts, decisions or forecasts of a study; empty if there is no such file.
 
     Raises:
-        InputError: a line is not one of this version.
+        InputError: a line is not of this version.
     """
     rows = read_rows(study / name, warnings)
     for n, row in enumerate(rows, start=1):
@@ -224,7 +224,7 @@ def read_lines(study: Path, name: str, warnings: list[str]) -> list[dict[str, An
 
 
 def read_attempts(study: Path, warnings: list[str]) -> list[Attempt]:
-    """Read how the processes of runs have ended, in that order."""
+    """Read the attempts, in the order in which they ended."""
     return [Attempt(**row) for row in read_lines(study, ATTEMPTS, warnings)]
 
 
@@ -246,7 +246,7 @@ def _read_run(
     folder = study / plan.folder
     own = attempts_of(plan.key, attempts)
     evals = folder / "evals.jsonl"
-    evaluated = evals.is_file() and evals.stat().st_size > 0  # a resume may have cut it to nothing
+    evaluated = evals.is_file() and evals.stat().st_size > 0  # a resume may have truncated it to nothing
     outcome: Outcome = "under way" if folder.exists() else "not started"
     if evaluated and final_folder(folder).is_dir():
         outcome = "finished"
@@ -261,14 +261,14 @@ def _read_run(
 
 
 def attempts_of(run: str, attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
-    """Return the attempts of one run, those after its folder was removed if it was."""
+    """Return the attempts of one run since its folder was last removed."""
     own = [attempt for attempt in attempts if attempt.run == run]
     removed = max((n for n, attempt in enumerate(own) if attempt.cause == REMOVED), default=-1)
     return tuple(own[removed + 1 :])
 
 
 def has_failed(attempts: tuple[Attempt, ...], retries: int) -> bool:
-    """Return whether a run is not tried again: it diverged or was paused, which it would again, or failed
+    """Return whether a run must not be retried: it diverged or was paused, as it would be again, or it failed
     more than `retries` times since its last success."""
     last_done = max((i for i, a in enumerate(attempts) if a.outcome == "done"), default=-1)
     since = [attempt.outcome for attempt in attempts[last_done + 1 :]]

@@ -10,7 +10,7 @@
     kind = "leave_one_out"
     without = "deepseek_grpo"
 
-Its keys are the fields of `Study`; unknown keys are refused.
+Its keys are the fields of `Study`; unknown keys are rejected.
 """
 
 import math
@@ -28,7 +28,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.study.arms import AnyArms, Changes, Listed
 
 MOST_SEEDS, MOST_SEED = 1000, 999_999
-"""The number of seeds of a study, and the largest of them; trials of learning rates have larger ones."""
+"""The most seeds of a study, and the largest seed; trials of learning rates have larger ones."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Stop:
     """The rule by which arms are stopped at a budget."""
 
     below_best: float
-    """Posterior probability that an arm's ceiling is below that of the best arm from which on it is stopped.
-    Both ceilings must be identified."""
+    """An arm stops at this posterior probability that its ceiling is below that of the best arm. Both
+    ceilings must be identified."""
     at_least: int = 2
-    """Arms that are run to the end in any case."""
+    """Number of arms that run to the end in any case."""
 
     def __post_init__(self) -> None:
         if not 0.5 < self.below_best < 1:
@@ -52,8 +52,8 @@ class Stop:
 class LearningRate:
     """One rule for all arms: each is tried with every value, and keeps the one with the highest pass rate.
 
-    The pass rate is the mean over the last quarter of the evaluations up to `budget`, over seeds that are not
-    those of the study. Without this table the learning rate is that of the recipes.
+    The pass rate is the mean over the last quarter of the evaluations up to `budget`, and over seeds other
+    than those of the study. Without this table, the recipes set the learning rate.
     """
 
     values: tuple[float, ...]
@@ -73,30 +73,30 @@ class Study:
     """All keys of a study file."""
 
     base: Annotated[str | Recipe, InFiles(str)]
-    """A recipe of the package by its name, a file, a run folder, or the recipe itself."""
+    """The name of a recipe in the package, a file, a run folder, or the recipe itself."""
     seeds: int | tuple[int, ...]
-    """Their number, from 0 on, or a list. A seed draws prompts and completions alike in all arms."""
+    """Their number, counted from 0, or a list. A seed draws the same prompts and randomness in all arms."""
     name: str = "study"
-    """The name of the file by default."""
+    """In a file, defaults to the name of the file."""
     set: Changes = field(default_factory=dict)
-    """Changes of the base for all arms, by the keys of a recipe: tables, or objects such as `rl.Dapo()`."""
+    """Changes to the base for all arms, by the keys of a recipe: tables, or objects such as `rl.Dapo()`."""
     arm: dict[str, Changes] = field(default_factory=dict)
-    """Arms by name, beside the base itself: each its changes of the base."""
+    """Arms by name, each with its changes to the base, which is an arm itself."""
     arms: Annotated[AnyArms, Discriminator("kind")] | None = None
     """A rule that makes the arms."""
     budgets: tuple[float, ...] = ()
-    """Rising, in the unit of the base's budget; every arm goes to the first before any goes on. The last one
-    takes the place of the recipes' budget."""
+    """Increasing, in the unit of the base's budget. All arms reach a budget before any arm continues; the
+    last one replaces the budget of the recipes."""
     models: tuple[str, ...] = ()
-    """Base models: the first seed starts from the first one, the next from the next, in all arms."""
+    """Base models: in all arms the first seed starts from the first, the next from the next, and so on."""
     target: float | None = None
-    """Pass rate whose compute is compared."""
+    """Pass rate to which the compute is compared."""
     price: float | None = None
     """Dollars per GPU-hour."""
     retries: int = 2
-    """How often a run that crashed is tried again."""
+    """How often a crashed run is retried."""
     combine: int = 0
-    """Number of best arms whose changes are combined to one more arm once all have run; 0 for none."""
+    """Number of best arms whose changes are combined into one more arm after all have run; 0 for none."""
     stop: Stop | None = None
     learning_rate: LearningRate | None = None
 
@@ -125,7 +125,7 @@ class Study:
 
     @property
     def seed_list(self) -> tuple[int, ...]:
-        """The seeds, one by one."""
+        """The seeds as a tuple."""
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
     @property
@@ -145,11 +145,11 @@ _FORM = Form(Study)
 
 
 def load_study(path: str | Path) -> Study:
-    """Read a study file; the recipes that it names may be files or run folders beside it, as may the Python
-    files of its kinds.
+    """Read a study file. Recipes that it names may be files or run folders beside it, and so may Python files
+    of custom kinds.
 
     Raises:
-        InputError: it cannot be read, is no TOML, or says something else than a study.
+        InputError: it cannot be read, is not TOML, or does not describe a study.
     """
     path = Path(path)
     if path.is_dir():
@@ -160,12 +160,12 @@ def load_study(path: str | Path) -> Study:
         if isinstance(table, dict) and key in table:
             table[key] = _beside(path.parent, table[key])
     study = _FORM.build(values, str(path))
-    study.rule  # noqa: B018  raises where there are both kinds of arms, or none
+    study.rule  # noqa: B018  raises if there are both kinds of arms, or none
     return study
 
 
 def _beside(folder: Path, named: Any) -> Any:
-    """Replace the name of a recipe, or each of a list, by its path where it is a file or run in `folder`."""
+    """Replace the name of a recipe, or each of a list, by its path if it is a file or run in `folder`."""
     if isinstance(named, list):
         return [_beside(folder, name) for name in named]
     if not isinstance(named, str):

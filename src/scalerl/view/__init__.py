@@ -1,15 +1,15 @@
-"""A run on one page: the forecast as frozen, what was measured, the fit, and the health of the training.
+"""A run on one page: the frozen forecast, its outcome, the fit, and the health of the training.
 
     write_report(run)     report.html, self-contained
     print_closing(run)    the closing table in a terminal
 
-    facts/        what is shown of a run, in numbers and words
+    facts/        the facts shown about a run, in numbers and words
     runs/         the page of one run, and of several; document.py lays out every page
-    plotting.py   matplotlib: what draws every figure; runs/figures.py has those of files
-    terminal/     the same in a terminal; serve/ the local server; templates/ and web/ of its pages
+    plotting.py   draws every figure, by matplotlib; runs/figures.py makes those for files
+    terminal/     output in a terminal; serve/ the local server; templates/ and web/ the parts of pages
 
-It may import `scalerl.record`, `scalerl.curve` and `scalerl.forecast`, serve/ also `scalerl.ingest`; never
-what trains. Imported by `cli`, `study`.
+It may import `scalerl.record`, `scalerl.curve` and `scalerl.forecast`, serve/ also `scalerl.ingest`, but
+nothing that trains. Imported by `cli`, `study`.
 """
 
 from typing import TYPE_CHECKING

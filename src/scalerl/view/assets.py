@@ -1,6 +1,6 @@
-"""What pages are made of: templates, and the files of `scalerl/view/web`, which they hold in themselves.
+"""The parts of pages: templates, and the files of `scalerl/view/web`, which pages contain inline.
 
-And how a file is written: whole or not at all.
+Files are written atomically.
 """
 
 import functools
@@ -18,14 +18,14 @@ from scalerl.jsonl import plain
 WEB = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "templates"
 CHART = ("plotly-basic.min.js", "marks.js", "below.js", "chart.js", "start.js")
-"""The scripts of a chart, in the order in which a page needs them; `chart.css` is their look."""
+"""The scripts of a chart, in the order in which a page needs them; `chart.css` is their style sheet."""
 
 
 def write_text(path: Path, text: str, advice: str = "") -> Path:
-    """Write one file, whole or not at all, its folder too, and return where it is.
+    """Write a file atomically, creating its folder if needed, and return its path.
 
     Raises:
-        WriteError: the disk does not take it; its text ends with `advice`.
+        WriteError: the file cannot be written; the message ends with `advice`.
     """
     with writing(path, advice):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def write_text(path: Path, text: str, advice: str = "") -> Path:
 
 @functools.cache
 def _templates() -> Any:
-    """It keeps what it has compiled, which takes a tenth of the time of a page."""
+    """Return the templates; the cache saves compiling them, a tenth of the time of a page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
@@ -48,13 +48,13 @@ def _templates() -> Any:
 
 
 def page(template: str, content: Mapping[str, Any]) -> str:
-    """A page from its template; all texts in it are escaped."""
+    """Render a page from its template; all texts in it are escaped."""
     text = _templates().get_template(template).render(content)
-    return text.encode(errors="backslashreplace").decode()  # JSON and file names may hold half letters
+    return text.encode(errors="backslashreplace").decode()  # JSON and file names may hold lone surrogates
 
 
 def without_folders(message: str, *folders: Path) -> str:
-    """The message without the folders that it is about: a page is shown on other machines."""
+    """Return a message without these folders' paths, as pages are shown on other machines."""
     # The longest first, as one of the folders may be within another.
     for folder in sorted(map(str, folders), key=len, reverse=True):
         message = message.replace(f"{folder}{os.sep}", "")
@@ -62,17 +62,17 @@ def without_folders(message: str, *folders: Path) -> str:
 
 
 def link(target: Path, folder: Path) -> str:
-    """The address of a file, as a page in `folder` names it."""
+    """Return the address of a file relative to a page in `folder`."""
     return quote(os.fsencode(Path(os.path.relpath(target, folder)).as_posix()))
 
 
 def asset(name: str) -> str:
-    """The text of one file of the folder."""
+    """Return the text of a file in `WEB`."""
     return (WEB / name).read_text(encoding="utf-8")
 
 
 def script_json(data: Any) -> str:
-    """`data` as JSON that may stand inside of `<script type="application/json">`, whatever its texts hold."""
+    """Return `data` as JSON that is safe inside `<script type="application/json">`, whatever its texts."""
     text = json.dumps(plain(data), separators=(",", ":"), allow_nan=False)
     # `</script>` in the name of a run would end the element, and what follows would be HTML.
     for letter in "<>&":

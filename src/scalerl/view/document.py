@@ -1,7 +1,7 @@
-"""A page: a sentence that answers, the chart, what to beware of, and sections of which most are folded.
+"""A page: the answer in a sentence, the chart, cautions, and sections of which most are folded.
 
-One run, several, a foreign log and a study are each a `Document`, which is HTML by templates/page.html, and
-without its drawings Markdown; its tables are LaTeX.
+One run, several runs, a foreign log and a study are each a `Document`. It can be rendered as HTML by
+templates/page.html, as Markdown without drawings, and its tables as LaTeX.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class PagePart:
-    """A part of a section: what it has of these is shown in this order."""
+    """A part of a section; the fields that are set are shown in this order."""
 
     title: str = ""
     text: str = ""
@@ -33,13 +33,13 @@ class PagePart:
     items: Sequence[Pair] = ()
     """A list, its titles bold."""
     panels: Sequence[Mapping[str, Any]] = ()
-    """Small multiples, drawn when they are unfolded: `scalerl.view.runs.panels`."""
+    """Small multiples, drawn when the section is unfolded: `scalerl.view.runs.panels`."""
     svg: str = ""
     note: str = ""
 
     @property
     def pairs(self) -> Sequence[Pair]:
-        """The `rows`, or the headings and cells of an `upright` table, but for the name."""
+        """The `rows`, or the headings and cells of an `upright` table without the first, the name."""
         if not self.upright or self.table is None:
             return self.rows
         cells = (cell.whole for cell in self.table.rows[0].cells)
@@ -80,34 +80,34 @@ class PageSection:
 
 @dataclass(frozen=True)
 class Document:
-    """All of a page."""
+    """The content of a page."""
 
     kind: str
     name: str
     sentence: str
-    """The answer, plainly."""
+    """The answer in plain words."""
     sections: Sequence[PageSection]
     answers: Sequence[tuple[str, Sequence[Pair], str]] = ()
-    """More answers: a heading, names with what is said of each, and a class of CSS."""
+    """More answers: a heading, pairs of a name and a text, and a class of CSS."""
     verdict: str = ""
     """A class of CSS for the sentence."""
     facts: Sequence[Pair] = ()
     chart: Mapping[str, Any] | None = None
-    """What `scalerl.view.runs.overlay.overlay` returns."""
+    """The result of `scalerl.view.runs.overlay.overlay`."""
     chart_note: str = ""
     cautions: Sequence[Pair] = ()
-    """What a reader must know before any number, the most important first."""
+    """Facts that a reader must know before any number, the most important first."""
     warnings: Sequence[Pair] = ()
-    """Pairs of a source and a warning; folded."""
+    """Pairs of a source and a warning; shown folded."""
 
     @property
     def shown(self) -> list[tuple[PageSection, list[PagePart]]]:
-        """The sections that have something to show, with the parts that have."""
+        """The sections that are not empty, with their parts that are not empty."""
         kept = ((one, [part for part in one.parts if not part.is_empty]) for one in self.sections)
         return [(section, parts) for section, parts in kept if parts]
 
     def markdown(self) -> str:
-        """All but the drawings in Markdown."""
+        """Return the page without its drawings as Markdown."""
         found = [f"# {formats.markdown_text(self.name)}", formats.markdown_text(self.sentence)]
         for heading, items, _ in self.answers:
             found += [f"**{formats.markdown_text(heading)}**"] if heading else []
@@ -121,12 +121,12 @@ class Document:
         return "\n\n".join(found) + "\n"
 
     def latex(self) -> str:
-        """All tables but those of dashes, in LaTeX, to be read by `\\input`."""
+        """Return all tables except those of dashes as LaTeX, for `\\input`."""
         tables = (part.table for _, parts in self.shown for part in parts if part.table is not None)
         return formats.latex_document(table for table in tables if not table.is_empty)
 
     def html(self, linked: str = "") -> str:
-        """The page as text, which loads nothing; `linked` is where a server has its files."""
+        """Return the page as self-contained HTML; `linked` is the address of the files on a server."""
         content = {name: getattr(self, name) for name in self.__dataclass_fields__}
         more = {
             "sections": self.shown,

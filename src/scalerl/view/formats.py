@@ -1,6 +1,6 @@
 """A table (`scalerl.view.table`) as Markdown and LaTeX, and rows of numbers as CSV.
 
-Names of arms, causes and warnings are users' text: each format escapes what it would take as its own.
+Names of arms, causes and warnings are users' text: each format escapes its own special characters.
 """
 
 import csv
@@ -37,20 +37,20 @@ _LATEX = {
     "’": "'",
 }
 _LONG = 30
-"""Rows from which on a LaTeX table breaks over pages."""
+"""Fewest rows of a LaTeX table that breaks over pages."""
 _TEXT_WIDTH = 84
-"""Letters that a line of an article has at \\footnotesize: 345 pt, of 4.1 pt each."""
+"""Letters in a line of an article at \\footnotesize: 345 pt, of 4.1 pt each."""
 _LONGEST_PROSE, _SHORTEST_HEAD = 18, 7
-"""Letters at which words wrap in a LaTeX column, and at which a heading may."""
+"""Letters after which text wraps in a LaTeX column, and after which a heading may wrap."""
 _SENTENCE = 40
-"""Letters from which on a line beside words is a sentence."""
+"""A line beside words with more letters than this counts as a sentence."""
 _EM = 0.5
-"""Width of a letter in em, about."""
+"""Approximate width of a letter in em."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def markdown(table: Table) -> str:
-    """A table of GitHub's Markdown, its note below."""
+    """Return a table in GitHub's Markdown, with its note below."""
     marks = [":--" if header in table.prose else "--:" for header in table.headers]
     lines = [_markdown_row(table.headers), f"| {' | '.join(marks)} |"]
     lines += [_markdown_row([cell.whole for cell in row.cells]) for row in table.rows]
@@ -58,7 +58,7 @@ def markdown(table: Table) -> str:
 
 
 def markdown_list(items: Iterable[tuple[str, str]]) -> str:
-    """Items with their titles, which may be empty, in bold."""
+    """Return a list of items, with their titles (unless empty) in bold."""
     titled = ((f"**{markdown_text(title)}** " if title else "", text) for title, text in items)
     return "\n".join(f"- {title}{markdown_text(text)}" for title, text in titled)
 
@@ -68,21 +68,21 @@ def _markdown_row(texts: Sequence[str]) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape text for Markdown."""
     escaped = re.sub(r"([\\`*_|~#])", r"\\\1", one_line(text)).replace("](", "]\\(")
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def latex_document(tables: Iterable[Table]) -> str:
-    """All tables, to be read by `\\input`."""
+    """Return all tables as LaTeX, for `\\input`."""
     preamble = "% For the preamble: \\usepackage{booktabs,longtable}; names in other scripts need LuaLaTeX"
     return "\n".join([f"{preamble}\n", *map(latex, tables)])
 
 
 def latex(table: Table) -> str:
-    """The table with booktabs, in parts of as many columns as a page is wide; the first column is in each.
+    """Return a table with booktabs, split into parts that fit on a page, each with the first column.
 
-    What stands beside a number is below it where the table is too wide otherwise.
+    If the table is too wide, text beside a number goes below it.
     """
     for below in (False, True):
         columns = [_latex_column(table, place, below) for place in range(len(table.headers))]
@@ -101,7 +101,7 @@ def latex(table: Table) -> str:
 
 @dataclass(frozen=True)
 class _LatexColumn:
-    """A column as it is set; its width is in letters, its gap included."""
+    """A typeset column; its width is in letters, including the gap."""
 
     shape: str
     head: str
@@ -110,7 +110,7 @@ class _LatexColumn:
 
 
 def _latex_column(table: Table, place: int, below: bool) -> _LatexColumn:
-    """Words stand at the left, and wrap where they are long; numbers at the right. A heading wraps."""
+    """Typeset a column: words are left-aligned and wrap if long, numbers right-aligned; the heading wraps."""
     header = table.headers[place]
     prose = header in table.prose
     lines_R = [_latex_lines(row.cells[place], prose, below) for row in table.rows]
@@ -131,9 +131,9 @@ def _latex_column(table: Table, place: int, below: bool) -> _LatexColumn:
 
 
 def _latex_lines(cell: Cell, prose: bool, below: bool) -> list[str]:
-    """A number, and below it what stands beside it; of words all in one line, but for sentences.
+    """Return the lines of a cell: text beside a number on lines `below` it, or all on one line.
 
-    The page and Markdown have room for these.
+    A cell of words leaves sentences out; only the page and Markdown have room for these.
     """
     beside = cell.beside.splitlines()
     if not prose:
@@ -143,12 +143,12 @@ def _latex_lines(cell: Cell, prose: bool, below: bool) -> list[str]:
 
 def _latex_part(table: Table, columns: list[_LatexColumn], number: int, of: int) -> str:
     shape = "".join(column.shape for column in columns)
-    # Of two columns of a page a narrow table takes one.
+    # A narrow table takes one column of a two-column page.
     kind = "table*" if sum(column.width for column in columns) > _TEXT_WIDTH / 2 else "table"
     head = " & ".join(column.head for column in columns) + r" \\"
     body = [" & ".join(cells) + r" \\" for cells in zip(*(one.cells for one in columns), strict=True)]
     title = latex_text(table.title) + (f" ({number + 1} of {of})" if of > 1 else "")
-    # A part that goes on is not explained again.
+    # Only the first part has the note.
     note = latex_text(table.note) if number == 0 else ""
     caption = f"\\caption{{{title}. {note}}}".replace(". }", ".}")
     label = f"\\label{{tab:{table.name}{f'-{number + 1}' if number else ''}}}"
@@ -175,7 +175,7 @@ def _latex_part(table: Table, columns: list[_LatexColumn], number: int, of: int)
 
 
 def _latex_stack(lines: Sequence[str], side: str, place: str) -> str:
-    """Lines over one another, as one cell."""
+    """Stack lines in one cell."""
     if len(lines) < 2:
         return "".join(lines)
     rows = r" \\ ".join(lines)
@@ -183,18 +183,18 @@ def _latex_stack(lines: Sequence[str], side: str, place: str) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Text that LaTeX sets as it is."""
+    """Escape text for LaTeX."""
     escaped = "".join(_LATEX.get(letter, letter) for letter in one_line(text))
     escaped = re.sub("-(?=-)", "-{}", escaped) if "--" in text else escaped
-    escaped = re.sub(r"^[\[*]", r"{\g<0>}", escaped)  # after \\ it would begin an optional argument
+    escaped = re.sub(r"^[\[*]", r"{\g<0>}", escaped)  # after \\ it would start an optional argument
     return escaped.replace(r"C\_mid", r"$C_{\mathrm{mid}}$").replace(r"R\_0", "$R_0$")
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Objects as lines, nested keys joined by dots, with all digits; what is not known is empty.
+    """Return objects as lines of CSV: nested keys joined by dots, all digits, unknown values empty.
 
-    An interval has two columns; another list is JSON. Text that a spreadsheet would run as a formula gets an
-    apostrophe before it; numbers stay numbers.
+    An interval has two columns; any other list is JSON. Text that a spreadsheet would run as a formula gets
+    an apostrophe before it; numbers stay numbers.
     """
     lines = [flat({key: _ends(value) for key, value in flat(row).items()}) for row in rows]
     buffer = io.StringIO()
@@ -206,7 +206,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _ends(value: Any) -> Any:
-    """An interval as an object of its two ends."""
+    """Turn an interval into an object of its two ends."""
     is_interval = isinstance(value, tuple | list) and [type(end) for end in value] == [float, float]
     return dict(zip(("low", "high"), value, strict=True)) if is_interval else value
 
@@ -222,5 +222,5 @@ def _csv_value(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text without line breaks, and without what else controls a terminal."""
+    """Replace line breaks and other control characters by spaces."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

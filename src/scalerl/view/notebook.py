@@ -1,6 +1,6 @@
-"""Results as HTML for a notebook: small tables, everything in them escaped; of a fit its plot, too.
+"""Results as HTML for a notebook: small tables with escaped texts, and the plot of a fit.
 
-Nothing is loaded, and there is no style of its own: a notebook has one for tables, light or dark.
+The HTML loads nothing and has no style sheet, as a notebook has its own for tables, light or dark.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,12 +21,12 @@ __all__ = ["backtest_html", "comparison_html", "fit_html", "forecast_html", "lat
 
 
 def fit_html(fit: Fit) -> str:
-    """The plot of a fit, and the rows that `scalerl fit` prints."""
+    """Return the plot of a fit, and the rows that `scalerl fit` prints."""
     return f"{fit_svg(fit)}{_pairs(fit_rows(fit))}{_notes(fit.warnings)}"
 
 
 def forecast_html(forecast: Forecast) -> str:
-    """A forecast and its intervals."""
+    """Return a forecast with its intervals."""
     rows = [
         ("median", f"{forecast.median:.3f}"),
         ("curve", span(forecast.interval)),
@@ -38,13 +38,13 @@ def forecast_html(forecast: Forecast) -> str:
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """Every pair as the rows that `scalerl compare` prints, and what is taken for granted."""
+    """Return every pair as the rows that `scalerl compare` prints, and the assumptions."""
     tables = (_pairs(comparison.rows(pair)) for pair in comparison.pairs)
     return "".join(tables) + _notes([comparison.priors()])
 
 
 def backtest_html(test: Backtest) -> str:
-    """The scores of every cut, pooled over the runs."""
+    """Return the scores of every cut, pooled over the runs."""
     found = _notes(test.heads())
     for fraction in test.fractions:
         found += _notes([test.outcomes(fraction)])
@@ -54,7 +54,7 @@ def backtest_html(test: Backtest) -> str:
 
 
 def run_html(run: RunRecord) -> str:
-    """A run: how far it is, what it cost, and what was wrong with it."""
+    """Return a run's progress, cost and problems."""
     rows = [("run", run.name), ("evaluations", str(len(run.evals)))]
     if run.evals:
         first, last = run.evals[0], run.evals[-1]
@@ -70,13 +70,13 @@ def run_html(run: RunRecord) -> str:
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of two columns, its labels as headings."""
+    """Return a table of two columns, with the labels as headings."""
     cells = (f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in rows)
     return f'<table style="text-align:left; white-space:pre-wrap">{"".join(cells)}</table>'
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table with a header; rows may be shorter."""
+    """Return a table with a header; rows may be shorter."""
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     filled = ([*row, *[""] * (len(header) - len(row))] for row in rows)
     body = ("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in filled)

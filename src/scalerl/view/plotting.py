@@ -1,7 +1,7 @@
 """Fits on axes of matplotlib: `scalerl.plot`, `Fit.plot`, `Comparison.plot`, and every figure of a file.
 
-Data stay in the unit of the compute axis, and limits and ticks of `plot` are matplotlib's own, so that
-whatever a user does to the axes afterwards (a scale, limits, more lines) holds.
+Data stay in the unit of the compute axis, and `plot` leaves limits and ticks to matplotlib, so that users can
+change the axes afterwards (a scale, limits, more lines).
 
 Shapes: N evaluations of a run, M places of a curve.
 """
@@ -35,52 +35,52 @@ if TYPE_CHECKING:
 
 _SIZE = (6.4, 4.0)
 _CURVE, _LATER = "scalerl-curve", "scalerl-later"
-"""The gids of each recipe's line and of evaluations beyond a cut, by which later calls find them."""
+"""Gids of each recipe's line and of evaluations beyond a cut, by which later calls find them."""
 _SEEN, _AHEAD, _LEVEL = "scalerl-seen", "scalerl-ahead", "scalerl-level"
-"""Those of evaluations that were fitted, of curves beyond them, and of ceilings, which the key explains."""
+"""Gids of fitted evaluations, of curves beyond them, and of ceilings, which the key explains."""
 _THIN: dict[str, Any] = {"lw": 0.9, "alpha": 0.45}
 _BOLD: dict[str, Any] = {"lw": 1.8}
 _DASHED, _DOTTED = (0, (4, 2)), (0, (1, 2))
 _CROWD = 120
-"""Evaluations of a recipe from which on they are faint, so that its curve is seen."""
+"""If a recipe has more evaluations, they are drawn faint, so that its curve stays visible."""
 _LEAST_LETTERS = 5.5
-"""Points that the letters of a key have at least."""
+"""Smallest font size of a key, in points."""
 _COMPUTE = "training compute"
 RATE = "pass rate on the held-out prompts"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DrawnCurve(RunGroup):
-    """A run, or the seeds of a recipe, as they are drawn. The name is that in the key; empty for none."""
+    """A run, or the seeds of a recipe, with its look; the name appears in the key unless it is empty."""
 
     look: tuple[str, str, str]
     """Colour, marker and dashes."""
     compute_M: np.ndarray
     """Computes at which the curves are drawn."""
     band: Band | None = None
-    """The mean curve with its interval; None draws those of the fits."""
+    """The mean curve with its interval; None for the curves of the fits."""
     cut: float = math.inf
-    """Compute after which evaluations were made later than the curve, where the fit does not say so."""
+    """Compute after which evaluations are later than the curve, beside the cut of the fit itself."""
     most: int = 100_000
-    """Evaluations of a run that are drawn."""
+    """Largest number of drawn evaluations per run."""
 
     @property
     def known(self) -> float:
-        """The compute up to which every seed was measured, and fitted; curves are dashed beyond."""
+        """The compute up to which every seed was measured and fitted; curves are dashed beyond."""
         return min(self.cut, *(float(run.used.compute_N.max(initial=0.0)) for run in self.runs))
 
     @property
     def curves(self) -> list[Fit]:
-        """The fits that have a curve: all but misfits."""
+        """The fits that have a curve: all except misfits."""
         return [fit for fit in self.fits if fit.misfit is None]
 
     @property
     def misfits(self) -> list[Fit]:
-        """The others. With one among its seeds a recipe has no mean."""
+        """The fits that are misfits; a recipe with a misfit among its seeds has no mean curve."""
         return [fit for fit in self.fits if fit.misfit is not None]
 
     def label(self, ceiling: bool) -> str:
-        """The text of the key: the name, and the ceiling; of several seeds mean and standard deviation."""
+        """Return the text of the key: name and ceiling, for several seeds as mean and standard deviation."""
         curves, n = self.curves, len(self.fits)
         name = f"\u200b{self.name}" if self.name.startswith("_") else self.name  # a key leaves `_name` out
         name += f" ({n} seeds)" * (n > 1)
@@ -107,34 +107,34 @@ def plot(
     forecast: float | str | Sequence[float | str] = (),
     legend: bool = True,
 ) -> Axes:
-    """Draw fits as the figures of papers have them (arXiv 2510.13786, figures 1 and 2), recipes by colour.
+    """Draw fits like the figures of papers (arXiv 2510.13786, figures 1 and 2), with a colour per recipe.
 
-    A curve is the posterior median, solid up to the last evaluation that was fitted and dashed beyond.
-    Evaluations after the cut of a fit (`scalerl.fit(run, max_compute=...)`) are hollow. A recipe of one fit
-    has its interval as a band and the noise of its evaluations as bars. The seeds of a recipe are thin, with
-    the mean of their curves; they have no band and no bars, also beside a recipe of one fit. Of a run that
-    no saturating curve describes, evaluations and the part that holds are drawn; its recipe has no mean.
+    A curve is the posterior median, solid up to the last fitted evaluation and dashed beyond. Evaluations
+    after the cut of a fit (`scalerl.fit(run, max_compute=...)`) are hollow. A recipe with one fit has its
+    interval as a band and the noise of its evaluations as bars. The seeds of a recipe are thin curves with
+    their mean, without band and bars. If no saturating curve describes a run, its evaluations and the part
+    that holds are drawn, and its recipe has no mean.
 
     Args:
-        fits: a fit; several, the seeds of one recipe; or a dict from the names of recipes to either. A run,
-            points or a data frame is fitted first, on `x`.
-        x: the compute axis, where something is to be fitted; a fit has its own.
-        log: whether compute is on a logarithmic axis. `axes.set_xscale` may change it later.
-        ax: the axes to draw on; by default those of a new figure of pyplot.
-        color: a colour of matplotlib, or a dict from the names of recipes. The default palette is safe for
-            colour-blind readers, and a second call on the same axes continues it.
-        label: the text of the key, for a single recipe; "" leaves it out.
-        ceiling: whether ceilings are drawn, and given in the key.
-        forecast: computes to which the curves go on, with the prediction interval of one evaluation there.
-        legend: whether there is a key. One that would cover the curves stands below the axes, smaller if need
-            be: `fig.tight_layout()` or `layout="constrained"` makes room for it.
+        fits: a fit; several fits, as the seeds of one recipe; or a dict from the names of recipes to either.
+            A run, points or a data frame is fitted first, on `x`.
+        x: the compute axis for anything that has to be fitted; a fit has its own.
+        log: whether compute is on a logarithmic axis; `axes.set_xscale` can change it later.
+        ax: the axes to draw on; defaults to those of a new pyplot figure.
+        color: a matplotlib colour, or a dict of them by recipe. The default palette is safe for colour-blind
+            readers, and a second call on the same axes continues it.
+        label: the text in the key for a single recipe; "" leaves it out.
+        ceiling: whether to draw ceilings, and give them in the key.
+        forecast: computes to which curves are extended, with the prediction interval of one evaluation there.
+        legend: whether to draw a key. If it would cover the curves, it goes below the axes, smaller if
+            needed; `fig.tight_layout()` or `layout="constrained"` makes room for it.
 
     Returns:
-        The axes. Compute is in the unit of the axis.
+        The axes, with compute in the unit of the compute axis.
 
     Raises:
-        InputError: nothing is given, a run is given twice, fits are on different axes, also those drawn on
-            `ax` before, or a compute of `forecast` is no number of 0 or more.
+        InputError: nothing is given, a run is given twice, fits are on different axes (also those drawn on
+            `ax` before), or a compute of `forecast` is not a number of 0 or more.
     """
     if label is not None and isinstance(fits, Mapping):
         raise InputError("label is for a single recipe; the names of the dict are the labels of several")
@@ -142,7 +142,7 @@ def plot(
     recipes = fitted_recipes(fits if isinstance(fits, Mapping) else {one: fits}, x)
     at: list[Any] = list(cast(Sequence[float], forecast)) if np.ndim(forecast) else [forecast]
     asked = {name: [fit.forecast(compute) for fit in own for compute in at] for name, own in recipes.items()}
-    # On axes of a user's own his settings hold.
+    # Axes passed by the user keep the user's style settings.
     figure = None
     with style() if ax is None else nullcontext():
         if ax is None:
@@ -164,13 +164,13 @@ def plot(
                 draw_interval(ax, drawn, found.compute, found.prediction)
         _finish(ax, next(iter(recipes.values()))[0], log, legend)
         if figure is not None and (key := ax.get_legend()) and (box := key.get_window_extent()).y0 < 0:
-            # A key of many recipes, below the axes, would leave no room for the curves.
+            # Enlarge the figure, as a long key below the axes would leave no room for the curves.
             figure.set_figheight(max(_SIZE[1], box.height / figure.dpi + 0.6 * _SIZE[1]))
     return ax
 
 
 def fit_svg(fit: Fit) -> str:
-    """The plot of a fit as an `<svg>` element, its colours as they are."""
+    """Return the plot of a fit as an `<svg>` element with fixed colours."""
     with style():
         figure = new_figure(*_SIZE)
         figure.subplots_adjust(left=0.09, right=0.985, bottom=0.125, top=0.95)
@@ -182,10 +182,10 @@ def fit_svg(fit: Fit) -> str:
 
 
 def fitted_recipes(named: Mapping[Any, Any], x: str | None = None) -> dict[str, tuple[Fit, ...]]:
-    """Return the fits of every recipe by name, at least one each, on one axis; runs are fitted.
+    """Return the fits of every recipe by name, at least one each, all on one axis; runs are fitted.
 
     Raises:
-        InputError: there is none, a run is given twice, or fits are on different axes.
+        InputError: there are none, a run is given twice, or fits are on different axes.
     """
     found: dict[str, tuple[Fit, ...]] = {}
     for name, own in named.items():
@@ -207,9 +207,9 @@ def fitted_recipes(named: Mapping[Any, Any], x: str | None = None) -> dict[str, 
 
 
 def _places(fits: Iterable[Fit], at: Sequence[float], log: bool) -> np.ndarray:
-    """Return where curves are computed, (M,), to the last evaluation or forecast.
+    """Return the computes of a drawn curve, (M,), up to the last evaluation or forecast.
 
-    A line to compute 0 is flat on a logarithmic axis, where the curve is not: it has its end before that.
+    On a logarithmic axis compute 0 is left out, as the line to it would be flat where the curve is not.
     """
     all_N = np.sort(
         [compute for fit in fits for one in (fit.points, fit.excluded) for compute in one.compute_N]
@@ -246,7 +246,7 @@ def draw(ax: Axes, drawn: DrawnCurve, ceiling: bool = True) -> None:
 
 
 def _evaluations(ax: Axes, drawn: DrawnCurve, run: ShownRun) -> None:
-    """Filled where they were fitted; hollow beyond the cut; crosses where they were left out otherwise."""
+    """Draw evaluations: filled if fitted, hollow beyond the cut, crosses if left out for another reason."""
     colour, marker, _ = drawn.look
     used, fit = run.used, run.fit
     out = fit.excluded if fit is not None else used.select(np.zeros(len(used), dtype=bool))
@@ -272,7 +272,7 @@ def _evaluations(ax: Axes, drawn: DrawnCurve, run: ShownRun) -> None:
 
 
 def _line(ax: Axes, drawn: DrawnCurve, band: Band, known: float, **look: Any) -> None:
-    """A curve, solid up to `known` and dashed beyond."""
+    """Draw a curve, solid up to `known` and dashed beyond."""
     colour, _, dashes = drawn.look
     until = int(np.searchsorted(band.compute_M, known * (1 + 1e-9), side="right"))
     seen, beyond = slice(0, until), slice(max(until - 1, 0), None)
@@ -283,7 +283,7 @@ def _line(ax: Axes, drawn: DrawnCurve, band: Band, known: float, **look: Any) ->
 
 
 def _changes(ax: Axes, drawn: DrawnCurve) -> None:
-    """Draw where runs leave every curve, and the curves of the parts that hold."""
+    """Mark where runs leave every family of curves, and draw the curves of the parts that hold."""
     for fit in drawn.misfits:
         if fit.misfit and fit.misfit.at is not None:
             ax.axvline(fit.misfit.at, color=drawn.look[0], lw=1.0, ls="--", zorder=1)
@@ -294,7 +294,7 @@ def _changes(ax: Axes, drawn: DrawnCurve) -> None:
 
 
 def draw_interval(ax: Axes, drawn: DrawnCurve, compute: float, interval: tuple[float, float]) -> None:
-    """Draw the interval of one evaluation at a compute to come, as an upright bar with caps."""
+    """Draw the interval of one evaluation at a future compute, as a vertical bar with caps."""
     low, high = interval
     bar: dict[str, Any] = {"ecolor": drawn.look[0], "elinewidth": 1.4, "capsize": 4, "fmt": "none"}
     bar |= {"zorder": 4, "alpha": _THIN["alpha"] if len(drawn.runs) > 1 else 1.0}
@@ -304,10 +304,10 @@ def draw_interval(ax: Axes, drawn: DrawnCurve, compute: float, interval: tuple[f
 def key_of(
     ax: Axes, later: str = "evaluation after the cut", brief: bool = False
 ) -> tuple[list[Any], list[str]]:
-    """Return the signs and texts of the key of these axes; `later` is the text of hollow evaluations.
+    """Return the handles and labels of the key of these axes; `later` is the label of hollow evaluations.
 
-    A sign that all curves share has their colour, or is grey where they have several. A `brief` key has only
-    the hollow evaluations of these.
+    A sign shared by all curves has their colour, or is grey if they have several. Of these signs, a `brief`
+    key has only that of hollow evaluations.
     """
     from matplotlib.colors import to_hex
     from matplotlib.lines import Line2D
@@ -331,7 +331,7 @@ def key_of(
 
 def _covers(box: BboxBase, ax: Axes) -> bool:
     """Return whether a curve or an evaluation is in the box, which is in pixels; levels do not count."""
-    ax.get_xlim()  # takes in what was drawn last
+    ax.get_xlim()  # updates the limits after the last drawing
     lines = (np.asarray(line.get_xydata()) for line in ax.lines)
     shown = (ax.transData.transform(place_N2) for place_N2 in lines if len(place_N2) > 2)
     return any(box.count_contains(place_N2) > 0 for place_N2 in shown)
@@ -342,7 +342,7 @@ def _compute_label(axis: str) -> str:
 
 
 def _finish(ax: Axes, fit: Fit, log: bool, legend: bool) -> None:
-    """Labels, scale and key."""
+    """Set the labels and the scale, and add the key."""
     what = "training reward" if fit.metric.no_verdict else "pass rate"
     ax.set(xlabel=_compute_label(fit.axis), ylabel=what)
     plain_rates(ax)
@@ -357,14 +357,14 @@ def _finish(ax: Axes, fit: Fit, log: bool, legend: bool) -> None:
         inside, frame = key.get_window_extent(), ax.get_window_extent()
         if inside.width > frame.width or _covers(inside, ax):
             own = float(key.get_texts()[0].get_fontsize())
-            # Two columns take less of the height; where they do not fit, it is brief.
+            # Two columns need less height; if they do not fit, use a brief key.
             for look["ncols"], brief in ((2, False), (1, True)):
                 handles, labels = key_of(ax, brief=brief)
                 width = ax.legend(handles, labels, **look).get_window_extent().width
                 letters = own * min(1.0, max(frame.width / width, _LEAST_LETTERS / own))
                 if letters > _LEAST_LETTERS:
                     break
-            # Below the numbers and name of the axis, which are not measured: they are not laid out yet.
+            # Below the tick labels and the axis name, whose height is estimated: they are not laid out yet.
             gap = (12 + 2.6 * float(ax.xaxis.label.get_fontsize())) / letters
             look |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": gap}
             ax.legend(handles, labels, fontsize=letters, **look)

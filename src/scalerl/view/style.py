@@ -1,7 +1,7 @@
-"""The look of every figure: palette, font, labels, and SVG text that takes its colours from the page.
+"""The look of every figure: palette, font, labels, and SVG that takes its colours from the page.
 
-Figures are drawn with the light palette. In the page each colour becomes a CSS variable, so that one SVG
-serves light, dark and print; a figure saved as a file keeps the colours as they are.
+Figures are drawn with the light palette. In a page each colour becomes a CSS variable, so that one SVG serves
+light, dark and print; a figure saved as a file keeps its colours.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ MUTED = "#68717d"
 GRID = "#e4e7eb"
 WINDOW = "#f2f4f6"
 PAPER = "#fffffe"
-# Okabe and Ito's blue, vermilion and green: told apart with every common colour deficiency.
+# Okabe and Ito's blue, vermilion and green, distinct under every common colour deficiency.
 FORECAST = "#0072b2"
 LATER = "#d55e00"
 CEILING = "#00805c"
-# For what there are many of, two more that stay apart from these: Tol's purple, and a sky blue.
+# For longer series, two more that stay distinct from these: Tol's purple, and a sky blue.
 PURPLE = "#aa4499"
 SKY = "#2a95d5"
 
 RUN_LOOKS = ((FORECAST, "o"), (LATER, "s"), (CEILING, "^"), (PURPLE, "D"), (INK, "v"), (SKY, "P"))
-"""Colour and marker, as the chart of a page has them (scalerl/view/web/marks.js): told apart with every
-common colour deficiency, and in grey."""
+"""Colour and marker, as in the chart of a page (scalerl/view/web/marks.js): distinct under every common
+colour deficiency, and in grey."""
 DASHES = ("-", "--", ":", "-.")
 LONGEST = 26
-"""Letters of a name in a figure."""
+"""Most letters of a name in a figure."""
 
 _VARIABLES = {
     **{INK: "ink", MUTED: "muted", GRID: "grid", WINDOW: "window", PAPER: "paper"},
     **{FORECAST: "forecast", LATER: "later", CEILING: "ceiling", PURPLE: "purple", SKY: "sky"},
 }
-"""The CSS variable of each colour, as templates/look.html has them."""
+"""The CSS variable of each colour, as in templates/look.html."""
 
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 
 def style() -> AbstractContextManager[None]:
-    """The matplotlib settings that all figures share, as a context; nothing global is changed."""
+    """Return a context with the matplotlib settings of all figures; global settings are restored after it."""
     import matplotlib
     from cycler import cycler
 
     return matplotlib.rc_context(
         {
             "svg.fonttype": "none",
-            "svg.hashsalt": "scalerl",  # ids follow from the content: one input, one text
+            "svg.hashsalt": "scalerl",  # makes ids, and so the text, a function of the content
             "font.family": ["DejaVu Sans"],  # comes with matplotlib, so the layout is the same everywhere
             "font.size": 9,
             "axes.titlesize": 9.5,
@@ -85,7 +85,7 @@ def style() -> AbstractContextManager[None]:
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    """An empty figure, apart from pyplot and its global state.
+    """Return an empty figure that is independent of pyplot and its global state.
 
     Callers set the margins themselves: matplotlib's fitted layouts are slow, and differ in the last digits
     from call to call.
@@ -96,7 +96,7 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def plain_rates(axes: Axes, axis: Any = None) -> None:
-    """Ticks of pass rates as the text writes them, on the upright axis or another: `0.25`, `0.5`, `1`."""
+    """Set ticks for pass rates on the vertical axis or the given one, with 2 or 3 decimals."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis = axis or axes.yaxis
@@ -107,9 +107,9 @@ def plain_rates(axes: Axes, axis: Any = None) -> None:
 
 
 def inline_svg(figure: Figure, name: str, described: str, themed: bool = True) -> str:
-    """The figure as an `<svg>` element for the page: themed, ids prefixed by `name`, no namespace or prolog.
+    """Return the figure as an `<svg>` element, with ids prefixed by `name` and without namespace or prolog.
 
-    `described` is what a screen reader says in its place. Not `themed`, colours stay as they are.
+    `described` is the text for screen readers. If not `themed`, colours do not become CSS variables.
     """
     svg = _svg(figure)
     svg = svg[svg.index("<svg") :]
@@ -123,16 +123,16 @@ def inline_svg(figure: Figure, name: str, described: str, themed: bool = True) -
 
 
 def run_look(place: int) -> tuple[str, str, str]:
-    """Colour, marker and dashes of the run at a place, as in the chart of a page."""
+    """Return colour, marker and dashes of the run at a position, as in the chart of a page."""
     turn, colour = divmod(place, len(RUN_LOOKS))
     marker = RUN_LOOKS[(place + turn) % len(RUN_LOOKS)][1]
     return RUN_LOOKS[colour][0], marker, DASHES[turn % len(DASHES)]
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Names that fit beside a figure, no two alike; the tables have them whole.
+    """Shorten names to fit beside a figure, all distinct; the tables have the full names.
 
-    Long ones lose the tables of their fields (`optimiser.lr=1e-4` becomes `lr=1e-4`), then their middle.
+    Long names lose the tables of their fields (`optimiser.lr=1e-4` becomes `lr=1e-4`), then their middle.
     """
     found: dict[str, str] = {}
     for name in names:
@@ -151,15 +151,15 @@ def _elided(text: str, most: int) -> str:
 
 
 FIGURES = (".svg", ".png", ".pdf")
-"""Endings of the files that a figure is written to."""
+"""Endings of the files of a figure."""
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
     """Write the figure as `.svg`, as `.pdf`, or as `.png` at 200 dots per inch.
 
     Raises:
-        InputError: the name ends otherwise.
-        WriteError: the disk does not take it.
+        InputError: the name has another ending.
+        WriteError: the file cannot be written.
     """
     if path.suffix not in FIGURES:
         raise InputError(f"{path}: a figure is written as {', '.join(FIGURES[:-1])} or {FIGURES[-1]}")

@@ -1,4 +1,4 @@
-"""What commands share: their arguments and output, and the data of those that fit.
+"""Code shared by the commands: arguments and output, and the data of commands that fit.
 
 Imported by `cli`.
 """

@@ -18,7 +18,7 @@ from scalerl.tty import console_for
 
 _STYLES = {"argparse.groups": "bold", "argparse.example": "bold", "argparse.comment": "dim"}
 _HIGHLIGHTS = (r"(?m)^  (?P<example>scalerl .*?)(?=  +#|$)", r"(?m)(?P<comment>  # .*)$")
-"""The command of an example, and the comment behind it."""
+"""The command of an example, and the comment after it."""
 
 
 class _Plain(argparse.RawDescriptionHelpFormatter):
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def print_help(self, file: Any = None) -> None:
-        """Print the help to `file` (standard output)."""
+        """Print the help to `file` (default: standard output)."""
         stream = sys.stdout if file is None else file
         plain = self.formatter_class
         self.formatter_class = _coloured(stream) or plain
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse as argparse does, but report an unknown argument for its command, with the nearest option."""
+        """Parse like argparse, but report an unknown argument under its command, with the nearest option."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [text for text in self._option_string_actions if text.startswith("--")]
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
 
 
 _COMMANDS = {"forecast": "fit", "predict": "fit"}
-"""What a command may be called elsewhere."""
+"""Names of commands in other tools, and ours."""
 
 _MEANT = {
     "--metric": ("--y NAME",),
@@ -87,29 +87,29 @@ _MEANT = {
     "--goal": ("--target R",),
     "--names": ("--group NAME=RUN,RUN",),
 }
-"""What other tools call an option: how it is given here; of several the first that the command has."""
+"""Names of options in other tools, and the options here; the first that the command has is suggested."""
 
 
 def _suggested(word: str, options: Sequence[str]) -> str:
-    """Return the option that is meant by a word that is none: the nearest one, here or of another tool."""
+    """Return a suggestion for an unknown option: the nearest one, of this command or of another tool."""
     meant = {
         name: next((one for one in given if one.split()[0] in options), "") for name, given in _MEANT.items()
     }
     given = {name: one for name, one in meant.items() if one} | {name: name for name in options}
-    # Without the dashes, which would make any two options alike.
+    # Compare without the dashes, which would make any two options similar.
     near = nearest(word.lstrip("-"), [name.lstrip("-") for name in given])
     return f", did you mean {given[f'--{near}']!r}?" if near else ""
 
 
 def _coloured(stream: TextIO) -> Any:
-    """Return a formatter that colours help, or None where `stream` gets no colours."""
+    """Return a formatter that colours help, or None if `stream` gets no colours."""
     console = console_for(stream)
     if console is None or console.color_system is None:
         return None
     from rich_argparse import RawDescriptionRichHelpFormatter
 
     class Coloured(_Plain, RawDescriptionRichHelpFormatter):
-        """Prints the words of the plain help: brackets stay brackets, headings stay in small letters."""
+        """Prints the same text as the plain help: brackets are not markup, headings stay in lower case."""
 
         group_name_formatter = str
         text_markup = help_markup = False
@@ -120,7 +120,7 @@ def _coloured(stream: TextIO) -> Any:
 
 
 def _number(expected: str, holds: Callable[[float], bool]) -> Callable[[str], float]:
-    """Return the type of an argument that is a finite number for which `holds` is true."""
+    """Return the type of an argument that is a finite number for which `holds` returns true."""
 
     def convert(text: str) -> float:
         try:
@@ -145,7 +145,7 @@ def whole(least: int = 1, most: float = math.inf) -> Callable[[str], int]:
     span = f"{least} or more" if math.isinf(most) else f"{least} to {most}"
 
     def convert(text: str) -> int:
-        # int() alone would take 1_0 and digits of other scripts.
+        # int() alone would accept 1_0 and digits of other scripts.
         if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
             raise argparse.ArgumentTypeError(f"expected a whole number, {span}, found {text!r}")
         return int(text)
@@ -168,9 +168,9 @@ def amount(is_positive: bool = False) -> Callable[[str], Amount]:
 def amounts(text: str) -> tuple[Amount, ...]:
     """Convert amounts of compute, separated by commas.
 
-    A comma may also be meant to group digits: `12,000`. Such a text is refused where a group of three digits
-    begins with 0, where the amounts do not ascend, and where all of it would be one grouped number of a first
-    part of one or two digits (`12,500`). `100,200`, `10,20,400` and `12, 500` are lists.
+    A comma may also be meant to group digits: `12,000`. Such a text is rejected if a group of three digits
+    starts with 0, if the amounts do not increase, or if all of it could be one grouped number that starts
+    with one or two digits (`12,500`). `100,200`, `10,20,400` and `12, 500` are lists.
     """
     parts = text.split(",")
     found = tuple(map(amount(), parts))
@@ -190,9 +190,9 @@ def _group(text: str) -> tuple[str, list[str]]:
     name, equals, runs = text.partition("=")
     parts = [part for part in runs.split(",") if part]
     paths: list[str] = []
-    exists = os.path.exists  # where names are too long, Path.exists raises
+    exists = os.path.exists  # Path.exists raises for names that are too long
     while parts:
-        # A file may have a comma in its name, or be called like a pattern.
+        # A file may have a comma in its name, or a name that looks like a pattern.
         n = next((n for n in range(len(parts), 1, -1) if exists(",".join(parts[:n]))), 1)
         path = ",".join(parts[:n])
         found = [] if exists(path) else sorted(glob.glob(path))  # noqa: PTH207
@@ -226,7 +226,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     },
     "--price": {"type": positive, "metavar": "USD"},
     "--prior": {
-        # Those of `scalerl.curve.prior`, whose import would cost every command NumPy.
+        # Copied from `scalerl.curve.prior`, as its import would make every command load NumPy.
         "choices": ("default", "flat"),
         "default": "default",
         "help": "prior of the curve: from typical runs, or flat over the measured range",
@@ -240,8 +240,8 @@ _SHARED: dict[str, dict[str, Any]] = {
 def option(where: argparse._ActionsContainer, usage: str, help: str | None = None, **more: Any) -> None:
     """Add an option by its usage, "-o --output FILE", or an argument, "name NAME"; a flag has no value.
 
-    "--like RUN ..." may be given several times, and is a list. One that several commands have is as `_SHARED`
-    has it, but for what is given here.
+    "--like RUN ..." may be given several times, and is a list. An option shared by several commands takes its
+    settings from `_SHARED`, unless given here.
     """
     words = usage.split()
     names = [word for word in words if word.startswith("-")] or words[:1]
@@ -263,7 +263,7 @@ def print_warnings(warnings: Iterable[object]) -> None:
 
 
 def print_json(answer: Mapping[str, Any], indent: int | None = 2) -> None:
-    """Print one JSON object on standard output, on which nothing else is printed (`scalerl.tty.Aside`)."""
+    """Print one JSON object on standard output, and nothing else is printed there (`scalerl.tty.Aside`)."""
     from scalerl.jsonl import dumps
 
     print(dumps(answer, indent=indent), file=getattr(sys.stdout, "answer", sys.stdout), flush=True)

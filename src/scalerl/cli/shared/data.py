@@ -25,7 +25,7 @@ T = TypeVar("T")
 def add_data_arguments(command: argparse.ArgumentParser, auto: bool = False, several: bool = False) -> None:
     """Add the arguments of all commands that fit: columns, axis, start of the curve, level, price.
 
-    With `auto` the start may be left to the fit: `--min-compute auto`; `several` as below.
+    With `auto` the fit may choose the start: `--min-compute auto`. `several` is as in `add_source_arguments`.
     """
     axes = "gpu_hours, flops, tokens, tokens_processed, samples, steps"
     option(
@@ -55,9 +55,9 @@ def add_data_arguments(command: argparse.ArgumentParser, auto: bool = False, sev
 
 
 def add_source_arguments(command: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the arguments of all commands that read logs of other trainers: what such a log does not say.
+    """Add the arguments of all commands that read logs of other trainers, for facts missing in such a log.
 
-    With `several` the command reads by `read_each`, several runs of a log.
+    With `several` the command reads several runs of a log, by `read_each`.
     """
     source = command.add_argument_group("the log of another trainer")
     option(source, "--format FORMAT", "format of the log (default: detected)")
@@ -78,7 +78,7 @@ def add_source_arguments(command: argparse.ArgumentParser, several: bool = False
 
 
 def read_options(args: argparse.Namespace) -> ReadOptions:
-    """Return how a log is to be read, from `add_source_arguments` and --y.
+    """Return the options for reading a log, from `add_source_arguments` and --y.
 
     Raises:
         InputError: --run is given twice.
@@ -90,7 +90,7 @@ def read_options(args: argparse.Namespace) -> ReadOptions:
 
 
 def _options_of_runs(args: argparse.Namespace) -> list[ReadOptions]:
-    """Return the same for every --run."""
+    """Return the options for reading a log for every --run."""
     from scalerl.ingest.options import ReadOptions
 
     names = ("format", "trainer", "devices", "model", "max_reward", "min_reward", "pooled", "prompts")
@@ -100,8 +100,8 @@ def _options_of_runs(args: argparse.Namespace) -> list[ReadOptions]:
 
 
 def _prompts(text: str) -> dict[str, int]:
-    """Convert `1319`, or `gsm8k=1319,math=500`; the number of all data sets is that of the name ""."""
-    if "=" not in text:  # a comma here is one of thousands, which `whole` refuses
+    """Convert `1319`, or `gsm8k=1319,math=500`; a number for all data sets has the name ""."""
+    if "=" not in text:  # a comma here would group digits, which `whole` rejects
         return {"": whole()(text)}
     found = {}
     for part in text.split(","):
@@ -115,14 +115,14 @@ def _prompts(text: str) -> dict[str, int]:
 def read_each(
     paths: Sequence[str], args: argparse.Namespace, least: int = 1, once: bool = True
 ) -> tuple[list[Data], list[Unread]]:
-    """Read the runs at several paths; a run that cannot be read is returned as `Unread`, and stops no other.
+    """Read the runs at several paths; a run that cannot be read becomes an `Unread`, and the others are read.
 
-    A folder of run folders stands for those in it, and a log may hold several runs, of which each --run
-    names one. With `once` a path that is given twice is an error.
+    A folder of run folders stands for the runs in it. A log may have several runs; each --run names one. With
+    `once`, a path given twice is an error.
 
     Raises:
-        InputError: there is nothing at a path, or fewer than `least` runs can be read, or an option is for
-            logs of other trainers, and there is none.
+        InputError: there is nothing at a path, fewer than `least` runs can be read, or an option is for logs
+            of other trainers, and there is no such log.
     """
     from scalerl.ingest.formats.format import Unread
     from scalerl.ingest.load import STANDARD_INPUT, read_all
@@ -161,22 +161,22 @@ def _runs_at(path: str) -> list[str]:
         if path == STANDARD_INPUT or not place.is_dir() or holds_run(place):
             return [path]
         return [str(place / name) for name in runs_below(place)] or [path]
-    except OSError:  # reading it reports that
+    except OSError:  # reading the path reports the error
         return [path]
 
 
 def fit_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of a fit that say where its curve starts."""
+    """Return the options of a fit for the start of its curve."""
     return {"r0": args.r0, "min_compute": args.min_compute or 0.0}
 
 
 def settle_amounts(args: argparse.Namespace, found: Sequence[Data]) -> list[str]:
     """Replace the amounts of compute in `args` by numbers on the axis of `found`.
 
-    Returns a warning where amounts lie far beyond the data, else nothing.
+    Return a warning if amounts lie far beyond the data, else an empty list.
 
     Raises:
-        InputError: an amount is named with another axis, or the runs are on several.
+        InputError: an amount has the unit of another axis, or the runs are on several axes.
     """
     from scalerl.view.facts.fit_rows import beyond
 
@@ -196,7 +196,7 @@ def settle_amounts(args: argparse.Namespace, found: Sequence[Data]) -> list[str]
 
 
 def check_amounts(args: argparse.Namespace, found: Sequence[Data]) -> None:
-    """Raise an InputError if runs are on several axes, and an amount of compute could be on any of them."""
+    """Raise an InputError if runs are on several axes and an amount of compute could be on any of them."""
     on = {data.points.axis: data.path for data in found}
     listed = "; ".join(f"{path} is on {axis}" for axis, path in on.items())
     given = [f"{option_name(name)} {one.text}" for name, typed in _typed(args).items() for one in typed]
@@ -205,7 +205,7 @@ def check_amounts(args: argparse.Namespace, found: Sequence[Data]) -> None:
 
 
 def _typed(args: argparse.Namespace) -> dict[str, list[Amount]]:
-    """Return the amounts of compute in `args` by argument; fractions, as `backtest --at` has, are none."""
+    """Return the amounts of compute in `args` by argument, without fractions as in `backtest --at`."""
     given = {name: getattr(args, name, None) for name in ("budget", "at", "min_compute", "max_compute")}
     each = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
     typed = {name: [one for one in values if isinstance(one, Amount)] for name, values in each.items()}
@@ -213,12 +213,12 @@ def _typed(args: argparse.Namespace) -> dict[str, list[Amount]]:
 
 
 def option_name(name: str) -> str:
-    """Return an option by the name of its argument."""
+    """Return the option for the name of an argument."""
     return f"--{name.replace('_', '-')}"
 
 
 def axes_of(data: Data) -> tuple[str, ...]:
-    """Return the axes that a run or a table can be read on by --x, as far as they are known."""
+    """Return the known axes on which --x can put a run or a table."""
     steps = data.record is None and data.points.step_N is not None
     return (*data.axes, "steps") if steps and "steps" not in data.axes else data.axes
 
@@ -237,7 +237,7 @@ def paths_of(args: argparse.Namespace) -> list[str]:
 
 
 def recipes_of(args: argparse.Namespace, runs: Sequence[tuple[Data, T]]) -> dict[str, list[tuple[Data, T]]]:
-    """Return runs, each with what was made of it, by --group, else by the recipe in config.json."""
+    """Group runs, each given with a value, by --group, else by the recipe in config.json."""
     from scalerl.forecast.recipes import by_recipe
 
     named = {name: [run for run in runs if run[0].given in paths] for name, paths in args.group}
@@ -247,19 +247,19 @@ def recipes_of(args: argparse.Namespace, runs: Sequence[tuple[Data, T]]) -> dict
 
 
 def check_options(args: argparse.Namespace, found: Sequence[Data]) -> None:
-    """Raise an InputError if an option for logs of other trainers was given, and there is none."""
+    """Raise an InputError if an option for logs of other trainers was given, but no such log."""
     paths, is_table = [data.path for data in found], any(data.record is None for data in found)
     _options_of_runs(args)[0].check_used(paths, any(data.foreign for data in found), is_table=is_table)
 
 
 def name_among(found: Sequence[Data], data: Data) -> str:
-    """Return the path of one of several runs, or its own name where others are at that path too."""
+    """Return the path of one of several runs, or its name if there are other runs at that path."""
     is_shared = sum(other.path == data.path for other in found) > 1
     return data.record.name if is_shared and data.record else data.path
 
 
 def check_one_axis(found: Sequence[Data]) -> None:
-    """Raise an InputError that names the axes there are, unless all runs are on one axis, in one unit."""
+    """Raise an InputError that names the axes unless all runs are on one axis, in one unit."""
     from scalerl.record.devices import check_devices, common_axes
 
     first = found[0] if found else None
@@ -275,13 +275,12 @@ def check_one_axis(found: Sequence[Data]) -> None:
 
 
 def read_siblings(paths: Sequence[str], own: Data, args: argparse.Namespace, **options: Any) -> list[Fit]:
-    """Fit sibling runs, from which a prior is learnt.
+    """Fit sibling runs, from which to learn a prior.
 
-    `options` must be those of the run's own fit: B and A mean something else for a curve that starts
-    elsewhere.
+    `options` must be those of the run's own fit, as B and A differ in meaning if the curve starts elsewhere.
 
     Raises:
-        InputError: a sibling cannot be read, or was evaluated on other prompts, as far as is on record.
+        InputError: a sibling cannot be read, or its record shows that it was evaluated on other prompts.
     """
     from scalerl.ingest.load import read_data
 

@@ -1,9 +1,9 @@
 """Averaging: a weight for every token, so that the loss is a plain sum over the batch.
 
-Gradient accumulation and sharding can then not change the result. The weights sum to 1 but for
-`ConstantAverage`, where they sum to the mean length of a completion over that constant.
+So gradient accumulation and sharding cannot change the result. The weights of all tokens sum to 1, except for
+`ConstantAverage`, where they sum to the mean length of a completion divided by that constant.
 
-Shapes in names: N completions. `length_N` are sampled tokens; `group_N` numbers the group of each.
+Shapes in names: N completions. `length_N` counts sampled tokens; `group_N` is the number of each one's group.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ import numpy as np
 
 
 class Averaging(Protocol):
-    """Weigh each token of each completion, (N,), by sampled lengths and group numbers."""
+    """Return the weight of a token of each completion, (N,), from sampled lengths and group numbers."""
 
     def __call__(self, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
-        """`budget` is the most tokens that a completion may sample: context.thinking + context.answer."""
+        """Return the weights; `budget` is the most tokens a completion may sample (thinking plus answer)."""
         ...
 
 
@@ -66,13 +66,13 @@ class TokenAverage:
 
 @dataclass(frozen=True)
 class ConstantAverage:
-    """Divide by a constant, so that no length of any completion matters (Dr. GRPO, arXiv 2503.20783).
+    """Divide by a constant, so that no weight depends on a completion's length (Dr. GRPO, arXiv 2503.20783).
 
     weight = 1 / (number of completions * length), with `length` the whole budget of a completion unless given
     """
 
     length: int = 0
-    """Divisor in tokens; 0 is the whole budget."""
+    """Divisor in tokens; 0 stands for the whole budget."""
     kind: Literal["constant"] = "constant"
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class ConstantAverage:
 
     def __call__(self, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
         """See `Averaging`."""
-        # The budget, not the longest there: no token's weight may depend on another completion's length.
+        # The budget, not the longest completion: no token's weight may depend on another completion's length.
         return np.full(len(length_N), 1.0 / (len(length_N) * (self.length or budget)))
 
 

@@ -1,7 +1,7 @@
-"""Calls of a recipe's choices, with what they return checked: a class of the user's own may return anything.
+"""Checked calls of a recipe's choices, as a custom class may return anything.
 
-NumPy would broadcast an array of a wrong shape, and the run would train by it without a word. Each choice is
-called once before anything is trained (`try_...`), and wherever a run calls it.
+NumPy would broadcast an array of a wrong shape, and the run would silently train on it. Results are checked
+once before training starts (`try_...`), and at every call during a run.
 
 Shapes in names: G completions of one group, N completions of a batch, T tokens.
 """
@@ -23,11 +23,10 @@ from scalerl.rl.algo.loss import Loss, TokenLoss
 
 
 def weights_of(averaging: Averaging, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
-    """Return the weight of each token of each completion, (N,).
+    """Return the weight of a token of each completion, (N,).
 
     Raises:
-        OwnCodeError: the averaging raises, or does not return N numbers that are finite, not negative and not
-            all 0.
+        OwnCodeError: the averaging raises, or does not return N finite numbers, none negative and not all 0.
     """
     name = f"averaging: {type(averaging).__name__}"
     weight_N = _numbers(_call(name, averaging, length_N, group_N, budget), (len(length_N),), name)
@@ -38,7 +37,7 @@ def weights_of(averaging: Averaging, length_N: np.ndarray, group_N: np.ndarray, 
 
 
 def advantages_of(advantage: Advantage, centred: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the advantages of each group, (G,) each, from its centred rewards; nothing for no groups.
+    """Return the advantages of each group, (G,) each, from its centred rewards; an empty list for no groups.
 
     Raises:
         OwnCodeError: the advantage raises, or does not return an array of finite numbers for each group.
@@ -54,10 +53,10 @@ def advantages_of(advantage: Advantage, centred: Sequence[np.ndarray]) -> list[n
 
 
 def loss_of(loss: Loss, *arguments: Tensor) -> TokenLoss:
-    """Return what a loss returns.
+    """Return the result of a loss.
 
     Raises:
-        OwnCodeError: it raises.
+        OwnCodeError: the loss raises.
     """
     return _call(f"loss: {type(loss).__name__}", loss, *arguments)
 
@@ -66,17 +65,17 @@ def penalty_of(control: LengthControl, length: int, correct: bool) -> float:
     """Return what a length control adds to the reward of a completion.
 
     Raises:
-        OwnCodeError: it raises, or does not return a finite number.
+        OwnCodeError: the length control raises, or does not return a finite number.
     """
     name = f"length: {type(control).__name__}: penalty"
     return float(_numbers(_call(name, control.penalty, length, correct), (), name))
 
 
 def retires(curriculum: Curriculum, history: History) -> bool:
-    """Return whether a curriculum is done with a prompt.
+    """Return whether a curriculum retires a prompt.
 
     Raises:
-        OwnCodeError: it raises, or does not return true or false.
+        OwnCodeError: the curriculum raises, or does not return a boolean.
     """
     name = f"curriculum: {type(curriculum).__name__}: retires"
     found = _call(name, curriculum.retires, history)
@@ -106,7 +105,7 @@ def try_length(control: LengthControl) -> None:
 
 
 def try_curriculum(curriculum: Curriculum) -> None:
-    """Call a curriculum on a prompt whose completions are all wrong, and on one with right ones."""
+    """Call a curriculum on a prompt without correct completions, and on one with some."""
     for correct in (0, 3):
         retires(curriculum, History(correct, 4, (correct, 4)))
 
@@ -115,7 +114,7 @@ def try_loss(loss: Loss) -> None:
     """Call a loss on two completions of three and two tokens.
 
     Raises:
-        OwnCodeError: it raises, or its result has another type or shape, no gradient or no finite value.
+        OwnCodeError: it raises, or its result has a wrong type or shape, no gradient or no finite value.
     """
     sampled_NT = torch.tensor([[True, True, True], [True, True, False]])
     logp_NT = torch.where(sampled_NT, -1.0, 0.0).requires_grad_()
@@ -142,16 +141,16 @@ def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     except ScalerlError:
         raise
     except (Exception, SystemExit) as error:
-        where = extract_tb(error.__traceback__)[-1]  # one line is shown, and no traceback
+        where = extract_tb(error.__traceback__)[-1]  # as the user sees one line instead of a traceback
         what = f"raised an error ({brief_error(error)}) at {where.filename}:{where.lineno}"
         raise OwnCodeError(f"{name} {what}") from error
 
 
 def _numbers(found: Any, shape: tuple[int, ...], name: str) -> np.ndarray:
-    """Return what `name` has returned as an array of finite numbers of this shape."""
+    """Return `found`, the result of `name`, as an array of finite numbers of this shape."""
     try:
         numbers = np.asarray(found)
-    except (TypeError, ValueError, RuntimeError):  # the last from a tensor with a gradient
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor that requires grad
         numbers = np.array(None)
     if numbers.dtype.kind not in "biuf":
         raise OwnCodeError(f"{name} returns {brief(found)}: numbers are needed")

@@ -6,14 +6,14 @@ from typing import Literal, Protocol
 
 @dataclass
 class History:
-    """What became of a prompt's completions: over all of its groups, and of the latest (correct, n)."""
+    """Correct completions and completions of a prompt: over all of its groups, and of the latest group."""
 
     correct: int = 0
     n: int = 0
     latest: tuple[int, int] = (0, 0)
 
     def add(self, correct: int, n: int) -> None:
-        """Take note of a group."""
+        """Add a group of `n` completions."""
         self.correct, self.n, self.latest = self.correct + correct, self.n + n, (correct, n)
 
 
@@ -21,7 +21,7 @@ class Curriculum(Protocol):
     """Decides which prompts are never drawn again."""
 
     def retires(self, history: History) -> bool:
-        """Whether a prompt with this history is done with; asked after each of its groups."""
+        """Whether to retire a prompt with this history; called after each of its groups."""
         ...
 
 
@@ -29,13 +29,13 @@ class Curriculum(Protocol):
 class NoPositiveResampling:
     """A prompt whose pass rate has reached `threshold` is never drawn again (arXiv 2510.13786, section 2).
 
-    The pass rate is that of the `latest` group, one epoch's, or over `all` completions of the prompt so far;
-    truncated ones count as failures.
+    The pass rate is that of the `latest` group (one epoch), or over `all` completions of the prompt so far.
+    Truncated completions count as failures.
     """
 
     threshold: float = 0.9
-    # Over all of it the failures of the first epochs count on: a prompt that is learnt after an epoch at 40 %
-    # needs five perfect ones.
+    # `all` never forgets the failures of early epochs: after one epoch at 40 %, a prompt needs five perfect
+    # epochs to be retired.
     history: Literal["latest", "all"] = "latest"
     kind: Literal["no_positive_resampling"] = "no_positive_resampling"
 
@@ -44,19 +44,19 @@ class NoPositiveResampling:
             raise ValueError("threshold must be in (0, 1]")
 
     def retires(self, history: History) -> bool:
-        """Whether a prompt with this history is done with."""
+        """Whether to retire a prompt with this history."""
         correct, n = history.latest if self.history == "latest" else (history.correct, history.n)
-        return n > 0 and correct / n >= self.threshold  # not correct >= threshold * n: .55 * 100 is above 55
+        return n > 0 and correct / n >= self.threshold  # not correct >= threshold * n, as .55 * 100 > 55
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every prompt is drawn in every pass, whatever its pass rate."""
+    """Every prompt is drawn in every epoch, whatever its pass rate."""
 
     kind: Literal["uniform"] = "uniform"
 
     def retires(self, history: History) -> bool:
-        """Never."""
+        """Return false."""
         return False
 
 

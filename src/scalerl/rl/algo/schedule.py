@@ -1,20 +1,20 @@
 """Schedules: how far the trainer may be ahead of the weights that sampled a token.
 
-A schedule is three rules, at `prompts` groups a trainer step: how many groups may be in flight, counted until
-all generators have the weights of their step (`scalerl.rl.loop.admission`), how many are waited for at once,
-and after which steps the weights are published.
+A schedule has three rules, for `prompts` groups per trainer step: how many groups may be in flight, counted
+until all generators have the weights of their step (`scalerl.rl.loop.admission`), how many groups the trainer
+waits for at once, and after which steps the weights are published.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 MOST_STALE = 1000
-"""The largest k: so many batches are admitted, and held, at once."""
+"""The largest k, as about k batches are admitted, and held, at once."""
 
 
 @dataclass(frozen=True)
 class PipelineRL:
-    """Weights are pushed after every trainer step; the trainer's lead over a token is at most `k` steps.
+    """Push weights after every trainer step; the trainer is at most `k` steps ahead of a token's weights.
 
     PipelineRL, arXiv 2509.19128; k as in arXiv 2510.13786. k = 0 is on-policy.
     """
@@ -31,7 +31,7 @@ class PipelineRL:
         return (self.k + 1) * prompts
 
     def at_once(self, prompts: int) -> int:
-        """Groups that the trainer waits for before it goes on."""
+        """Return how many groups the trainer waits for before it trains."""
         return prompts
 
     def publishes(self, version: int) -> bool:
@@ -48,7 +48,7 @@ class PipelineRL:
 class OffPolicy:
     """Generate `k` batches, then make `k` updates with them: PPO-off-policy-k of arXiv 2510.13786.
 
-    Generator and trainer take turns. All of a phase is sampled by the weights at its start, so that the
+    Generator and trainer take turns. The weights at the start of a phase sample all of it, so that the
     largest staleness is k - 1; k = 1 is on-policy.
     """
 
@@ -64,7 +64,7 @@ class OffPolicy:
         return self.k * prompts
 
     def at_once(self, prompts: int) -> int:
-        """Groups that the trainer waits for before it goes on: those of the whole phase."""
+        """Return how many groups the trainer waits for before it trains: those of the whole phase."""
         return self.k * prompts
 
     def publishes(self, version: int) -> bool:

@@ -30,12 +30,12 @@ class Fsdp2:
 
 @dataclass(frozen=True)
 class Transport:
-    """The transport of weights from the learner to the generators."""
+    """Transport of weights from the learner to the generators."""
 
     kind: Literal["object_store", "gloo", "nccl"] = "object_store"
-    """Ray's object store (shared memory within a node), or a broadcast in a process group of its own."""
+    """Ray's object store (shared memory within a node), or a broadcast in a separate process group."""
     bucket_mib: float = BUCKET_MIB
-    """Tensors are sent in buckets of this size; a larger tensor is one of its own."""
+    """Size of the buckets in which tensors are sent; a larger tensor is a bucket of its own."""
 
     def __post_init__(self) -> None:
         positive(bucket_mib=self.bucket_mib)
@@ -47,7 +47,7 @@ class Resources:
 
     cpus: float = 1.0
     gpus: float | Literal["auto"] = "auto"
-    """`auto`: 1 on a cluster that has GPUs, but 0 for a verifier; a part, such as 0.5, shares a GPU."""
+    """`auto` is 1 on a cluster that has GPUs, but 0 for a verifier; a fraction such as 0.5 shares a GPU."""
 
     def __post_init__(self) -> None:
         gpus = self.gpus_or(0.0)
@@ -55,28 +55,28 @@ class Resources:
             raise ValueError("cpus and gpus must not be negative, and one of them positive")
 
     def gpus_or(self, auto: float) -> float:
-        """Return the number of GPUs, where `auto` stands for so many."""
+        """Return the number of GPUs, with the argument in place of `auto`."""
         return auto if self.gpus == "auto" else self.gpus
 
     def bundle(self) -> dict[str, float]:
-        """Return the request by the names of Ray, without GPUs where `auto` is not replaced by a number."""
+        """Return the request under Ray's names; `auto` counts as no GPU."""
         return {name: n for name, n in (("CPU", self.cpus), ("GPU", self.gpus_or(0.0))) if n}
 
 
 @dataclass(frozen=True)
 class ClusterTimeouts:
-    """Seconds to wait for a process, before it is killed and replaced."""
+    """Seconds to wait for a process before it is killed and replaced."""
 
     start: float = 300.0
-    """Seconds for room on the cluster, and for a process to load its model."""
+    """Seconds for the cluster to place a process, and for the process to load its model."""
     heartbeat: float = 60.0
     """Seconds without a heartbeat."""
     decode: float = 600.0
-    """Seconds without progress of a generator that has something to sample."""
+    """Seconds without progress of a generator that has work."""
     weights: float = 300.0
     """Seconds for a weight update."""
     step: float = 3600.0
-    """Seconds for a step of the learner, or a verifier's completions. Evaluations have `timeouts`."""
+    """Seconds for a step of the learner, or for a verifier's completions; evaluations have `timeouts`."""
 
     def __post_init__(self) -> None:
         positive(**vars(self))
@@ -84,23 +84,23 @@ class ClusterTimeouts:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A run whose parts are Ray actors; nothing that is trained depends on where they are."""
+    """A run whose parts are Ray actors; their placement has no effect on what is trained."""
 
     generators: int = 1
-    """Actors that decode, each of which may run a worker of vLLM."""
+    """Actors that decode; each may run a vLLM worker."""
     trainers: int = 1
     verifiers: int = 0
-    """Actors that verify, each with the processes of `task.limits`; 0: those processes beside the driver."""
+    """Actors that verify, each with the processes of `task.limits`; 0 runs these beside the driver."""
     address: str = "auto"
-    """`auto` joins the cluster that runs here, `local` starts one on this machine; or HOST:PORT."""
+    """`auto` joins the cluster of this machine, `local` starts one on this machine; or HOST:PORT."""
     learner: Annotated[OneProcess | Fsdp2, Discriminator("kind")] = field(default_factory=OneProcess)
     transport: Transport = field(default_factory=Transport)
     generator: Resources = field(default_factory=Resources)
-    """Resources of each generator, and of the evaluator; of vLLM's workers `engine.tensor_parallel` GPUs."""
+    """Resources of each generator and of the evaluator; a vLLM worker has `engine.tensor_parallel` GPUs."""
     trainer: Resources = field(default_factory=Resources)
     """Resources of each process of a sharded learner."""
     verifier: Resources = field(default_factory=Resources)
-    """Resources of each verifier, its processes included."""
+    """Resources of each verifier, including its processes."""
     timeouts: ClusterTimeouts = field(default_factory=ClusterTimeouts)
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class Cluster:
                     )
 
     def check_vllm(self, engine: Vllm) -> None:
-        """Raise a ValueError unless workers of vLLM can be placed and sent weights as these settings say."""
+        """Raise a ValueError unless these settings allow placing vLLM workers and sending them weights."""
         if self.transport.kind != "object_store":
             raise ValueError("cluster.transport is the built-in engine's; vLLM has engine.transport")
         if self.generator.gpus not in ("auto", 0, engine.tensor_parallel):
@@ -135,19 +135,19 @@ class Cluster:
 
     @property
     def beside_ray(self) -> int:
-        """The GPUs of the driver's machine that actors have only where there are no others: its learner's."""
+        """GPUs of the driver's machine that its learner uses; actors get them only if there are no others."""
         return int(self.learner.kind == "one")
 
     def shares_gpu(self, engine: AnyEngine, here: float) -> bool:
-        """Return whether a learner in the driver and a worker of vLLM share the only one of `here` GPUs."""
+        """Whether a learner in the driver and a vLLM worker share the machine's only GPU (`here` = 1)."""
         own = isinstance(engine, Vllm) and engine.shares_gpu and not engine.urls
         return own and self.address == "local" and here == self.generators == self.beside_ray == 1
 
     def with_gpus(self, there: float, engine: AnyEngine = BUILT_IN) -> Cluster:
-        """Return the same with a number in place of every `auto`, on a cluster of `there` GPUs.
+        """Return a copy with a number in place of every `auto`, for a cluster of `there` GPUs.
 
         Raises:
-            InputError: there is none, and the transport needs them.
+            InputError: the cluster has no GPUs, and the transport needs them.
         """
         auto = 1.0 if there else 0.0
         each = engine.tensor_parallel if isinstance(engine, Vllm) else 1
@@ -162,8 +162,8 @@ class Cluster:
             raise InputError(f"[cluster] requires GPUs, and this cluster has none ({error})") from error
 
     def evaluates_beside(self, there: float) -> bool:
-        """Return whether the evaluation of the built-in engine has half of the last generator's GPU, as none
-        is left of `there`."""
+        """Return whether the built-in engine's evaluation takes half of the last generator's GPU, because
+        none of the `there` GPUs is left."""
         if not there or self.generator.gpus != "auto":
             return False
         fixed = self.with_gpus(there)
@@ -173,6 +173,6 @@ class Cluster:
         return there < taken + 1
 
     def split(self, generators: int, trainers: int) -> Cluster:
-        """Return the same with so many generators and trainers."""
+        """Return a copy with other numbers of generators and trainers."""
         learner = Fsdp2() if trainers > 1 else self.learner
         return replace(self, generators=generators, trainers=trainers, learner=learner)

@@ -1,15 +1,15 @@
-"""Devices: which a machine has, which process of a run has which, and what a process is counted with.
+"""Devices: those of a machine, their assignment to the processes of a run, and what GPU-hours count.
 
-A device is a GPU. On a machine without any, and on a cluster whose actors request none, it is a process.
+A device is a GPU. On a machine without GPUs, and on a cluster whose actors request none, it is a process.
 
-    visible_gpus          the GPUs of this machine, without torch; free_of_gpus what is free of each
+    visible_gpus          the GPUs of this machine, without torch; free_of_gpus: their free memory
     assign                the devices of every process of a run on one machine
-    Assignment.held       what GPU-hours count (docs/reference/definitions.md)
+    Assignment.held       the devices that GPU-hours count (docs/reference/definitions.md)
 
-A process is given its devices by CUDA_VISIBLE_DEVICES as it starts. The trainers have the first ones, the
-generators the next, and evaluations one that is left over, or else that of the last generator. On too few
-devices generators share: with each other, or on a single device with the trainer. Workers of vLLM have the
-last ones, share none but a single one with the trainer, and evaluate. On a cluster, Ray gives out devices.
+A process gets its devices through CUDA_VISIBLE_DEVICES when it starts. The trainers have the first devices,
+the generators the next, and evaluations a spare one, or else that of the last generator. If there are too
+few, generators share: with each other, or with the trainer on a single device. vLLM workers have the last
+devices, share only a single device, with the trainer, and also evaluate. On a cluster, Ray assigns devices.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from scalerl.rl.config.settings import Local
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASSUMED = "SCALERL_GPUS"
-"""The environment variable that stands for the GPUs of another machine: `8x80` is eight of 80 GiB."""
+"""The environment variable that simulates the GPUs of another machine: `8x80` is eight of 80 GiB."""
 _ASSUMED = re.compile(r"(\d+)x(\d+(?:\.\d+)?)")
 _QUERY = ("--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU by its name in CUDA_VISIBLE_DEVICES, and its memory in bytes."""
+    """A GPU: its name in CUDA_VISIBLE_DEVICES, its memory and its free memory in bytes."""
 
     name: str
     memory: int
@@ -46,22 +46,22 @@ class Gpu:
 
 @dataclass(frozen=True)
 class HeldDevices:
-    """Devices that one process of each role is counted with: all of its own, or its part of a shared one.
+    """Devices that GPU-hours count for one process of each role: all its own, or its part of a shared one.
 
-    Where servers of vLLM evaluate too, the evaluator is all of them: what they do of it is no generation.
+    If vLLM servers evaluate too, the evaluator is all of them: their evaluations do not count as generation.
     """
 
     generator: float = 1.0
     trainer: float = 1.0
     evaluator: float = 1.0
     apart: float = 0.0
-    """GPUs that evaluations or verifiers have for themselves, all together: held whatever they do."""
+    """GPUs used only by evaluations or verifiers, in total: they are held even while idle."""
 
     @classmethod
     def of_vllm(
         cls, engine: Vllm, n: int, shared: bool, trainer: float = 1.0, apart: float = 0.0
     ) -> HeldDevices:
-        """Return those of `n` servers of vLLM, of which one may share its GPU with the trainer."""
+        """Return the devices held with `n` vLLM servers, one of which may share its GPU with the trainer."""
         if shared:
             return cls(generator=0.5, trainer=0.5, evaluator=0.5, apart=apart)
         each = float(engine.tensor_parallel)
@@ -71,9 +71,9 @@ class HeldDevices:
     def on_cluster(
         cls, cluster: Cluster, engine: AnyEngine = BUILT_IN, here: int = 0, there: float = 0.0
     ) -> HeldDevices:
-        """Return those of actors, by their resource requests, and of servers of vLLM.
+        """Return the devices held by actors, from their resource requests, and by vLLM servers.
 
-        The driver's machine has `here` GPUs; the cluster `there`, for its actors.
+        The driver's machine has `here` GPUs; the cluster has `there` for its actors.
         """
         sharded = cluster.learner.kind != "one"
         trainer = (cluster.trainer.gpus_or(1.0) or 1.0) if sharded else 1.0
@@ -82,44 +82,44 @@ class HeldDevices:
             n = len(engine.urls) or cluster.generators
             return cls.of_vllm(engine, n, cluster.shares_gpu(engine, here), trainer, apart)
         of_actor = cluster.with_gpus(there).generator.gpus_or(1.0)
-        if cluster.evaluates_beside(there):  # which is a generator's GPU, and counted as that
+        if cluster.evaluates_beside(there):  # on a generator's GPU, which is counted already
             return cls(of_actor, trainer, of_actor / 2, apart)
         return cls(of_actor or 1.0, trainer, of_actor or 1.0, apart + of_actor)
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The devices of every process, by their names; none where the machine has no GPU."""
+    """The names of the devices of every process; empty on a machine without GPUs."""
 
     trainers: tuple[str, ...] = ()
     generators: tuple[str, ...] = ()
-    """Of a worker of vLLM several, as in CUDA_VISIBLE_DEVICES. Empty also where generator and trainer take
-    turns in one process."""
+    """One entry per generator; that of a vLLM worker may list several, as in CUDA_VISIBLE_DEVICES. Also empty
+    if generator and trainer take turns in one process."""
     evaluator: str | None = None
-    """None also where servers of vLLM evaluate."""
+    """Also None if vLLM servers evaluate."""
 
     @property
     def used(self) -> frozenset[str]:
-        """All devices that some process has."""
+        """All devices in use by any process."""
         generating = (name for names in self.generators for name in names.split(","))
         return frozenset((*self.trainers, *generating, *([self.evaluator] if self.evaluator else ())))
 
     @property
     def shared(self) -> bool:
-        """Whether a generator has the device of the trainer."""
+        """Whether a generator shares the device of the trainer."""
         return self.generators[:1] == self.trainers[:1] != ()
 
     @property
     def held(self) -> HeldDevices:
-        """Return what a process of each role is counted with.
+        """Return the devices that GPU-hours count for one process of each role.
 
-        Of a device that several processes share, each has a part, so that all of them are the device. An
-        evaluation takes no part: its seconds are not on the compute axis, but a GPU that it alone has is.
+        Processes that share a device count equal parts of it, which add up to the device. Evaluations have no
+        part: their seconds are not on the compute axis, but a GPU used only by evaluations is.
         """
         users = Counter([*self.trainers, *self.generators])
 
         def of(names: Sequence[str]) -> float:
-            # The mean: with five generators on two devices not all have the same part.
+            # The mean, as parts can differ: those of five generators on two devices do.
             return sum(1 / users[name] for name in names) / len(names) if names else 1.0
 
         alone = self.evaluator is not None and self.evaluator not in users
@@ -127,7 +127,7 @@ class Assignment:
 
 
 def assign(recipe: Recipe, gpus: Sequence[Gpu], trainers: int = 1) -> Assignment:
-    """Return the devices of every process of a run on one machine that has `gpus`.
+    """Assign `gpus`, those of one machine, to the processes of a run.
 
     Raises:
         InputError: there are fewer GPUs than trainers.
@@ -150,8 +150,8 @@ def assign(recipe: Recipe, gpus: Sequence[Gpu], trainers: int = 1) -> Assignment
 
 
 def gpus_of_workers(engine: Vllm, n: int, names: Sequence[str], trainers: int) -> tuple[tuple[str, ...], ...]:
-    """Return the GPUs of each of `n` workers of vLLM: the last ones, as the trainers have the first; none
-    where there are no `names`. A single GPU is shared.
+    """Return the GPUs of each of `n` vLLM workers: the last of `names`, as the trainers have the first; a
+    single GPU is shared with the trainer, and without `names` each has none.
 
     Raises:
         InputError: there are not enough.
@@ -174,7 +174,7 @@ def gpus_of_workers(engine: Vllm, n: int, names: Sequence[str], trainers: int) -
 
 
 def use_first(n: int) -> tuple[Gpu, ...]:
-    """Have this process, and those that it starts, see the first `n` of its GPUs alone; return them.
+    """Restrict this process, and those that it starts, to the first `n` of its GPUs; return these.
 
     Raises:
         InputError: there are fewer.
@@ -190,12 +190,12 @@ def use_first(n: int) -> tuple[Gpu, ...]:
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that this process may use, by nvidia-smi; `SCALERL_GPUS` stands for others.
+    """Return the GPUs that this process may use, from nvidia-smi, or those that `SCALERL_GPUS` simulates.
 
-    It is for what runs without PyTorch, which knows more (`scalerl.rl.model.causal_lm.gpus_in_use`).
+    It works without PyTorch, which knows more (`scalerl.rl.model.causal_lm.gpus_in_use`).
 
     Raises:
-        InputError: SCALERL_GPUS is not like 8x80.
+        InputError: SCALERL_GPUS does not have the form 8x80.
     """
     if assumed := os.environ.get(ASSUMED):
         if not (found := _ASSUMED.fullmatch(assumed)):
@@ -211,14 +211,14 @@ def visible_gpus() -> tuple[Gpu, ...]:
     for name in (name.strip() for name in named.split(",")):
         # A name is an index, a UUID or the start of one.
         of_name = [g for g, uuid in listed if name == g.name or (name and uuid.startswith(name))]
-        if not of_name:  # CUDA sees none behind the first that is not there
+        if not of_name:  # CUDA ignores all names after the first invalid one
             break
         found.append(Gpu(name, of_name[0].memory, of_name[0].free))
     return tuple(found)
 
 
 def free_of_gpus() -> dict[str, int]:
-    """Return the free bytes of all GPUs of this machine that nvidia-smi knows, by their UUID without GPU-."""
+    """Return the free bytes of every GPU that nvidia-smi lists, by its UUID without the prefix `GPU-`."""
     return {uuid.removeprefix("GPU-"): gpu.free for gpu, uuid in _listed()}
 
 
@@ -229,9 +229,9 @@ def _listed() -> list[tuple[Gpu, str]]:
         return []
     try:
         done = subprocess.run([program, *_QUERY], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):  # a driver that does not answer: CUDA will not either
+    except (OSError, subprocess.SubprocessError):  # the driver does not respond, and CUDA would not either
         return []
     rows = [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines()]
-    # A part of a GPU (MIG), or one that has the machine's memory, says [N/A].
+    # The memory of a MIG slice, or of a GPU that uses the machine's memory, is [N/A].
     known = [row for row in rows if len(row) == 4 and row[2].isdigit() and row[3].isdigit()]
     return [(Gpu(name, int(total) * 2**20, int(free) * 2**20), uuid) for name, uuid, total, free in known]

@@ -1,4 +1,4 @@
-"""The table `[engine]` of a recipe: what samples completions, in training and in evaluations."""
+"""The table `[engine]` of a recipe: the engine that samples completions, in training and evaluations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from scalerl.rl.config.settings import at_least, positive
 
 BUCKET_MIB = 64.0
-"""The size of a bucket of weights, unless a recipe has another; a larger tensor is one of its own."""
+"""Default size of a bucket of weights; a larger tensor is a bucket of its own."""
 
 
 EngineKind = Literal["auto", "kernels", "transformers"]
@@ -17,10 +17,10 @@ EngineKind = Literal["auto", "kernels", "transformers"]
 
 @dataclass(frozen=True)
 class BuiltInEngine:
-    """What computes the model in the built-in generator, and in a trainer that is not sharded.
+    """The code that computes the model in the built-in generator and in an unsharded trainer.
 
     `kernels` is this package's C code: Llama, Mistral, Qwen2 and Qwen3 in float32 on a CPU. `transformers` is
-    the model's own modules, on any device. `auto` takes the kernels where they fit.
+    the model's own modules, on any device. `auto` uses the kernels where they support the model.
     """
 
     kind: EngineKind = "auto"
@@ -28,44 +28,44 @@ class BuiltInEngine:
 
 @dataclass(frozen=True)
 class Vllm:
-    """Completions are sampled by vLLM: in workers that are started on this machine, or by Ray on any node, as
-    many as `generators`; or by the servers at `urls`."""
+    """vLLM samples the completions: in `generators` workers, which the run starts on this machine or Ray on
+    any node, or in the servers at `urls`."""
 
     urls: tuple[str, ...] = ()
-    """Servers that others have started (docs/howto/vllm.md): http://, https:// (with /v1 or without), or unix://
-    and a socket. Each is one engine: no balancer in front of several."""
+    """Servers started elsewhere (docs/howto/vllm.md): http:// or https:// (with /v1 or without), or unix://
+    and a socket. Each must be one engine, not a load balancer in front of several."""
     python: str = ""
-    """The Python of the environment that has vLLM, on every node; else $SCALERL_VLLM_PYTHON, else .vllm-venv
-    (make vllm), else the one that is running."""
+    """The Python of the environment with vLLM, on every node. Defaults to $SCALERL_VLLM_PYTHON, else
+    .vllm-venv (make vllm), else the current Python."""
     api_key_env: str = "SCALERL_VLLM_API_KEY"
     """The environment variable with the key of the servers at `urls`."""
     tensor_parallel: int = 1
-    """GPUs of each, as GPU-hours count them. Workers get the last of the machine, as the trainer has the
-    first, and one worker shares the only GPU with it; from Ray each gets those of one node. The servers at
-    `urls` must have as many."""
+    """GPUs per worker or server, which GPU-hours count; servers at `urls` must have this many. Workers get
+    the last GPUs of the machine, as the trainer has the first; a single GPU is shared by one worker and the
+    trainer. Ray gives each worker GPUs of one node."""
     gpu_memory: float = 0.85
-    """The share of a GPU's memory that a worker takes. On a shared GPU the rest is the trainer's: where that
-    is too little, an error says what share fits."""
+    """Share of a GPU's memory that a worker takes. On a shared GPU the trainer has the rest; if that is too
+    little, an error says what share fits."""
     cpu_cache_gib: int = 1
-    """GiB of KV cache of a worker that computes on CPUs."""
+    """GiB of KV cache of a worker that runs on CPUs."""
     arguments: tuple[str, ...] = ()
-    """More arguments for the workers, as those of `vllm serve`."""
+    """More arguments for the workers, as for `vllm serve`."""
     request_seeds: bool = False
-    """Whether completions of training have a seed each, so that one that is sampled again by the same weights
-    is the same: on GPUs a kernel launch for each and every token. Those of evaluations always have."""
+    """Whether each training completion has its own seed, so that resampling it with the same weights gives
+    the same tokens. On GPUs this costs a kernel launch per token. Evaluations always use seeds."""
     transport: Literal["auto", "file", "ipc", "nccl"] = "auto"
-    """How weights get there: safetensors files in the memory of the worker's node (on a cluster, out of Ray's
-    object store), or vLLM's own transfer, by CUDA IPC to workers on the GPUs of this machine, or by NCCL,
-    which was never run. `auto` is `ipc` where workers are on GPUs of this machine whose memory PyTorch can
-    share, else `file`."""
+    """How weights are sent: `file` by safetensors files in the memory of the worker's node (on a cluster,
+    from Ray's object store); `ipc` and `nccl` by vLLM's own transfer, over CUDA IPC to workers on GPUs of
+    this machine, or over NCCL (never run so far). `auto` is `ipc` for workers on GPUs of this machine whose
+    memory PyTorch can share, else `file`."""
     weights_folder: str = "/dev/shm"
-    """Folder of those files, on every node; for servers at `urls`, one that they can read."""
+    """Folder of those files, on every node; servers at `urls` must be able to read it."""
     start_seconds: float = 600.0
-    """How long a worker may take to start, or a server at `urls` to come back."""
+    """Longest time for a worker to start, or for a server at `urls` to come back."""
     request_seconds: float = 3600.0
-    """How long one completion may take."""
+    """Longest time for one completion."""
     answer_seconds: float = 120.0
-    """How long anything else may take that a server is asked for."""
+    """Longest time for a server to answer any other request."""
     kind: Literal["vllm"] = "vllm"
 
     def __post_init__(self) -> None:
@@ -83,8 +83,8 @@ class Vllm:
 
     @property
     def shares_gpu(self) -> bool:
-        """Whether a worker can have a part of the only GPU of a machine, and the trainer the rest."""
-        return self.tensor_parallel == 1 and self.transport != "nccl"  # which needs two
+        """Whether a worker can share the only GPU of a machine with the trainer."""
+        return self.tensor_parallel == 1 and self.transport != "nccl"  # NCCL needs two GPUs
 
 
 def _is_server(url: str) -> bool:

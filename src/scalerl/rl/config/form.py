@@ -1,8 +1,7 @@
-"""Values written by hand: TOML files, overrides on the command line, and their check against a dataclass.
+"""Values written by hand (TOML files, overrides on the command line), checked against a dataclass.
 
-A table with several variants, each a dataclass, names one in its field `kind`; where the field is marked as a
-`Choice`, `kind` may also name a class of the user's own (`scalerl.own_code`). Messages name dotted keys, as
-the user wrote them.
+A table with several variants, each a dataclass, names one in its field `kind`. If the field is marked as a
+`Choice`, `kind` may also name a custom class (`scalerl.own_code`). Messages show dotted keys as written.
 """
 
 import difflib
@@ -33,17 +32,17 @@ _WORDS = {
     **dict.fromkeys(("tuple_type", "list_type"), "a list, e.g. [1, 2]"),
     **dict.fromkeys(("dict_type", "dataclass_type", "model_attributes_type"), "a table"),
 }
-"""What was expected, in words of TOML where pydantic has those of Python, by the type of its error."""
+"""What was expected, in the words of TOML instead of Python, by the type of pydantic's error."""
 _PART = r"""[\w"'-]+[ \t]*\.[ \t]*"""
 _DEEP_KEY = re.compile(rf"""(?<![\w"'-])(?:{_PART}){{{limits.DEPTH.most}}}""")
-"""A key of too many parts, for which `tomllib` takes a time that grows with their square."""
+"""A key of too many parts; the time of `tomllib` grows with the square of their number."""
 
 
 class Form(Generic[T]):
     """Builds a dataclass from plain values."""
 
     def __init__(self, cls: type[T], prefix: str = "") -> None:
-        """`prefix` stands before the keys in messages, for a table in another form."""
+        """Take the class, and the `prefix` of keys in messages, for a table within another form."""
         self._cls, self._prefix = cls, prefix
         self._adapter = TypeAdapter(cls)
 
@@ -51,7 +50,7 @@ class Form(Generic[T]):
         """Check `values` and build the object; `source` names them in messages.
 
         Raises:
-            InputError: an unknown key (the nearest valid one is named), a missing one, or a value out of
+            InputError: a key is unknown (the message names the nearest one) or missing, or a value is out of
                 range.
         """
         values = self._checked(self._cls, values, source, self._prefix, values)
@@ -63,9 +62,9 @@ class Form(Generic[T]):
     def _checked(
         self, cls: Any, values: Mapping[str, Any], source: str, prefix: str, whole: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the values, with an object for each table of a kind of the user's own.
+        """Return the values, with an object in place of each table whose kind is a custom class.
 
-        `whole` are the values that these are a part of.
+        `whole` is the tree of values that these are a part of.
         """
         hints, choices, checked = hints_of(cls), choices_of(cls), dict(values)
         for key, value in values.items():
@@ -74,7 +73,7 @@ class Form(Generic[T]):
                 close = [
                     near
                     for near in difflib.get_close_matches(prefix + key, known, n=1, cutoff=0.5)
-                    # A long prefix in common says nothing of the key itself.
+                    # A long common prefix says nothing about the key itself.
                     if difflib.SequenceMatcher(None, key, near.rpartition(".")[2]).ratio() > 0.5
                 ]
                 hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(hints)}"
@@ -102,7 +101,7 @@ class Form(Generic[T]):
         return checked
 
     def _chosen(self, choice: Choice, table: Any, source: str, prefix: str, whole: Mapping[str, Any]) -> Any:
-        """Return a table of a choice, checked, or the object of a kind of the user's own."""
+        """Return the checked table of a choice, or an object if its kind is a custom class."""
         if not isinstance(table, Mapping):
             raise InputError(f"{source}: {prefix[:-1]}: expected a table, found {brief(table)}")
         made = _own(choice, table, source, prefix)
@@ -114,7 +113,7 @@ class Form(Generic[T]):
         return checked
 
     def _explain(self, error: ValidationError) -> str:
-        """Return the first error in one line, with the key as it was written."""
+        """Return the first error in one line, with the key as the user wrote it."""
         first, *others = error.errors()
         known = _keys(self._cls)
         where = _where(first["loc"], known)
@@ -127,7 +126,7 @@ class Form(Generic[T]):
             context = first.get("ctx", {})
             expected = context.get("expected_tags") or context.get("expected")
             return f"{key}: found {brief(first['input'])}, expected {expected}"
-        # A key of several types has an error for each, and a list one for an entry, which is to be named.
+        # A key of several types has an error for each, and a list one for its wrong entry, the deepest.
         same = [one for one in (first, *others) if _where(one["loc"], known) == where]
         deepest = max(len(one["loc"]) for one in same)
         first, *others = [one for one in same if len(one["loc"]) == deepest]
@@ -140,7 +139,7 @@ class Form(Generic[T]):
 
 
 def _own(choice: Choice, table: Mapping[str, Any], source: str, prefix: str) -> Any:
-    """Return the object of a table whose kind is a class of the user's own; None where it is not."""
+    """Return the object of a table whose kind is a custom class; None for any other kind."""
     try:
         cls = choice.own(table.get("kind"))
     except InputError as error:
@@ -158,7 +157,7 @@ def _own(choice: Choice, table: Mapping[str, Any], source: str, prefix: str) -> 
 
 
 def _where(loc: Sequence[int | str], known: set[str]) -> list[str]:
-    """Return the parts of the key at which pydantic found an error; its others are tags of variants."""
+    """Return the parts of the key at which pydantic found an error, without its tags of variants."""
     where: list[str] = []
     for part in map(str, loc):
         if ".".join([*where, part]) in known:
@@ -167,29 +166,29 @@ def _where(loc: Sequence[int | str], known: set[str]) -> list[str]:
 
 
 def _entries(value: Any) -> Sequence[Any]:
-    """Return the entries of a list; of any other value, the value."""
+    """Return the entries of a list; any other value as its only entry."""
     return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def _may_be_bool(hint: Any) -> bool:
-    """Return whether a type takes true and false; pydantic takes them for 1 and 0 where numbers may stand."""
+    """Return whether a type accepts booleans; pydantic would also accept them as 1 and 0 for numbers."""
     return hint in (bool, Any) or any(_may_be_bool(part) for part in get_args(hint))
 
 
 def _fitting(variants: list[Any], table: Mapping[str, Any]) -> list[Any]:
-    """Return the variants to check a table by: that of its kind (a wrong kind is reported later)."""
+    """Return the variants to check a table against: that of its kind (a wrong kind is reported later)."""
     if len(variants) < 2:
         return variants
     return [v for v in variants if table.get("kind") in get_args(hints_of(v).get("kind"))]
 
 
 def _variants(hint: Any) -> list[Any]:
-    """Return the dataclasses that a type takes, or the entries of a list of it."""
+    """Return the dataclasses that a type, or the entries of its list, can be."""
     return [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
 
 
 def _keys(cls: Any, prefix: str = "", values: Mapping[str, Any] | None = None) -> set[str]:
-    """Return every dotted key of a dataclass; of variants those of the kind in `values`, else of all."""
+    """Return every dotted key of a dataclass; of a choice those of its kind in `values`, else of all."""
     keys = set()
     for name, hint in hints_of(cls).items():
         keys.add(prefix + name)
@@ -207,7 +206,7 @@ def parse_toml(path: Path | Traversable, source: str | Path) -> dict[str, Any]:
     """Return the tables of a TOML file, which messages call `source`.
 
     Raises:
-        InputError: it cannot be read, is no TOML, or holds more than the limits allow.
+        InputError: it cannot be read, is not TOML, or exceeds the limits.
     """
     try:
         with open_input(path) if isinstance(path, Path) else path.open("rb") as file:
@@ -217,7 +216,7 @@ def parse_toml(path: Path | Traversable, source: str | Path) -> dict[str, Any]:
     limits.TOML.check(len(data), source)
     try:
         return _loads(data.decode("utf-8").replace("\r\n", "\n"), str(source))
-    except ValueError as error:  # of texts in another encoding and of endless numbers, too
+    except ValueError as error:  # also for text in another encoding and for endless numbers
         raise InputError(f"{source}: not TOML ({error})") from error
 
 
@@ -240,10 +239,10 @@ def _loads(text: str, source: str) -> dict[str, Any]:
 
 
 def add_override(changes: dict[str, Any], override: str, option: str = "--set") -> None:
-    """Add `override`, a text like `loss.max_ratio=4` that was given to `option`, to a tree of changes.
+    """Add `override`, a string like `loss.max_ratio=4` that was given to `option`, to a tree of changes.
 
     Raises:
-        InputError: it is no key and value, or goes into what is a value.
+        InputError: it is not a key and a value, or a part of the key is a value already.
     """
     key, equals, text = override.partition("=")
     if not equals:

@@ -1,6 +1,6 @@
-"""The recipe's table `health`: the thresholds of the figures that are watched, and what an alarm does.
+"""The recipe's table `health`: the thresholds of the watched figures, and what an alarm does.
 
-A comment names the source of a threshold; where it names none, the values are our own judgement.
+A comment names the source of a threshold; thresholds without a source are our own judgement.
 `scalerl.rl.health.figures` defines the figures, `scalerl.rl.health.watch` watches them.
 """
 
@@ -14,14 +14,14 @@ from typing import Any, Literal
 from pydantic import ValidationInfo, field_validator
 
 LONGEST_WINDOW = 100
-"""Steps; twice as many are remembered, as drifts compare two windows."""
+"""In steps; twice as many are kept, as drifts compare two windows."""
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds of one figure, over `window` steps (those that have the figure).
+    """Thresholds of one figure over `window` steps (counting only steps that have the figure).
 
-    A figure that no run reaches is off: `alarm = 2.0` for a share.
+    A threshold that no run reaches turns the figure off: `alarm = 2.0` for a share.
     """
 
     warning: float
@@ -29,7 +29,7 @@ class Thresholds:
     window: int
 
     def check(self, default: Thresholds) -> None:
-        """Raise a ValueError unless these can stand in the place of `default`, which has their order."""
+        """Raise a ValueError unless these are valid in place of `default`, which sets their order."""
         warning, alarm, low_is_bad = self.warning, self.alarm, default.alarm < default.warning
         if not default.alarm:  # a threshold of 0 follows the precision
             if warning < 0 or alarm < 0:
@@ -43,7 +43,7 @@ class Thresholds:
             raise ValueError(f"window must be 1 to {LONGEST_WINDOW} steps")
 
     def of(self, precision: str) -> Thresholds:
-        """Replace thresholds of 0 by those of a precision; one that is given moves the other."""
+        """Replace thresholds of 0 by those of a precision; if one is given, the other is adapted to it."""
         if self.warning and self.alarm:
             return self
         warning, alarm = {"float32": (2e-5, 2e-4), "tf32": (2e-3, 2e-2)}.get(precision, (0.03, 0.1))
@@ -59,15 +59,15 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Health:
-    """What is watched (docs/reference/health.md), and what an alarm does.
+    """The watched figures (docs/reference/health.md), and what an alarm does.
 
-    `warn` puts alarms on record and on standard error. `pause` also ends the run after the step that is on
-    record, with exit status 4; it can be resumed. A gradient that is not finite always ends it.
+    `warn` writes alarms to the record and to standard error. `pause` also ends the run after the recorded
+    step, with exit status 4; it can be resumed. A gradient that is not finite always ends the run.
     """
 
     on_alarm: Literal["warn", "pause"] = "warn"
     probe: int = 4
-    """Completions that are scored by the trainer in a step with the weights that sampled them; 0 is none."""
+    """Completions per step that the trainer scores with the weights that sampled them; 0 for none."""
     # Runs in which 10-15 % were truncated broke, and ScaleRL stayed below 5 % for 90 % of the time
     # (arXiv 2510.13786).
     truncated: Thresholds = Thresholds(0.05, 0.10, 10)
@@ -77,30 +77,30 @@ class Health:
     # square: SGLang RL team, 2025), and .1 is our own judgement.
     logp_gap: Thresholds = Thresholds(0.0, 0.0, 3)
     head: Thresholds = Thresholds(4.0, 6.0, 50)
-    # With the normal distribution once in 16,000 and once in 500 million windows.
+    # Under a normal distribution, once in 16,000 and once in 500 million windows.
     sampling: Thresholds = Thresholds(4.0, 6.0, 50)
-    # The lower end of good, and the warning, of verl's guide to rollout correction (2025).
+    # The lower end of the good range, and the warning level, in verl's guide to rollout correction (2025).
     ess: Thresholds = Thresholds(0.5, 0.3, 5)
-    # GSPO clips 15 % of its tokens when it is well (arXiv 2507.18071).
+    # GSPO clips 15 % of its tokens in a healthy run (arXiv 2507.18071).
     ratio_clipped: Thresholds = Thresholds(0.3, 0.6, 10)
-    # Lengths grow as reasoning does, slowly.
+    # Lengths grow slowly as reasoning improves.
     length_drift: Thresholds = Thresholds(2.0, 3.0, 20)
-    # What is left is the effective batch. The share rises as prompts are solved.
+    # The remaining groups are the effective batch. The share rises as prompts are solved.
     zero_variance: Thresholds = Thresholds(0.8, 0.95, 10)
     grad_norm: Thresholds = Thresholds(5.0, 20.0, 50)
-    # The curriculum takes solved prompts away, which lowers the share by .1 and more in a healthy run.
+    # The curriculum retires solved prompts, which lowers the share by .1 and more in a healthy run.
     reward_drop: Thresholds = Thresholds(0.25, 0.4, 20)
     # The curve assumes that the pass rate does not fall (arXiv 2510.13786, equation 1).
     pass_rate_drop: Thresholds = Thresholds(0.02, 0.05, 1)
-    # A verifier that is down teaches nothing.
+    # Nothing is learnt while a verifier is down.
     failed: Thresholds = Thresholds(0.02, 0.1, 5)
 
     @field_validator(*_SETTINGS, mode="wrap")
     @classmethod
     def _completed(cls, value: Any, build: Callable[[Any], Thresholds], info: ValidationInfo) -> Thresholds:
-        """Give the keys of a table that a recipe does not name their defaults.
+        """Fill in the defaults of keys that a recipe leaves out of a table.
 
-        The check is made here as well, so that the error of a recipe names the table.
+        The table is checked here as well, so that the error names it.
         """
         default = getattr(cls, str(info.field_name))
         found = build({**asdict(default), **value} if isinstance(value, Mapping) else value)

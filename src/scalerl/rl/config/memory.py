@@ -1,12 +1,12 @@
 """The memory of every process of a run, term by term, from a recipe and the shape of its model alone.
 
-    trainer_memory, generator_memory   what a process holds throughout, and what it works with
-    memory_of                          the same of all processes of a run on one machine, by device
-    check_memory                       what would not fit, with the keys to change
+    trainer_memory, generator_memory   what a process holds throughout, and its working memory
+    memory_of                          the same for all processes of a run on one machine, by device
+    check_memory                       reports what does not fit, with the keys to change
 
-Sizes are those of tensors: `benchmarks/memory.py` holds them against traces of the package's own functions.
-A process on a GPU has `CONTEXT` bytes more, and the allocator `GAPS` of all; both are assumed. What is worked
-with is that of the phase that needs the most, so that its terms are of one moment.
+Sizes are those of tensors: `benchmarks/memory.py` checks them against traces of the package's own functions.
+A process on a GPU takes `CONTEXT` bytes more, and the allocator loses a share `GAPS` of all; both are
+assumed. Working memory is that of the phase that needs most, so that its terms coexist.
 
 Names: s bytes of a number in the model's precision, T tokens of a forward pass of the trainer.
 """
@@ -24,9 +24,9 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import ALL_LINEAR, Inline
 
 CONTEXT = 600 * 2**20
-"""Bytes of CUDA and its libraries in a process that uses a GPU: assumed."""
+"""Bytes of CUDA and its libraries in a process that uses a GPU (assumed)."""
 GAPS = 0.04
-"""Share of all tensors that the allocator loses between them: assumed."""
+"""Memory that the allocator loses between tensors, as a share of their size (assumed)."""
 _LETTERS_OF_A_TOKEN = 4
 _FLOAT = 4
 _COPIES = 3
@@ -37,27 +37,27 @@ Terms = Mapping[str, int]
 
 @dataclass(frozen=True)
 class RoleMemory:
-    """Bytes that a role has on its device: `held` all the time, `working` at the worst moment of its work."""
+    """Bytes that a role takes on its device: `held` throughout, `working` at the peak of its work."""
 
     role: str
     held: Terms
     working: Terms
     keys: str
-    """The keys of the recipe that change it."""
+    """The keys of the recipe that change them."""
 
     @property
     def total(self) -> int:
-        """Bytes at the worst moment."""
+        """Bytes at the peak."""
         return sum(self.held.values()) + sum(self.working.values())
 
 
 def number_bytes(precision: str) -> int:
-    """Return the bytes of a number in a recipe's precision."""
+    """Return the bytes per number in a recipe's precision."""
     return {"float32": 4, "bfloat16": 2}[precision]
 
 
 def positions_of(recipe: Recipe) -> int:
-    """Return the most tokens of a prompt and its completion; a phrase's are guessed from its letters."""
+    """Return the most tokens of a prompt and its completion; a phrase's are estimated from its letters."""
     control = recipe.length.interruption()
     phrase = -(-len(control.phrase) // _LETTERS_OF_A_TOKEN) if control is not None else 0
     return recipe.context.prompt + recipe.context.sampled + phrase
@@ -73,23 +73,23 @@ def pass_tokens(recipe: Recipe) -> int:
 
 
 def generator_memory(recipe: Recipe, shape: ModelShape, slots: int, role: str = "generator") -> RoleMemory:
-    """Return what the built-in engine takes with so many decode slots."""
+    """Return the memory of the built-in engine with `slots` decode slots."""
     s = number_bytes(recipe.precision)
     cache = slots * positions_of(recipe) * shape.cache_per_position(s)
-    # Groups that start together share the pass over their prompt; it makes four arrays of the inner size.
+    # Completions of a group share the pass over their prompt, which makes four arrays of the inner size.
     prompts = -(-slots // recipe.batch.samples) * recipe.context.prompt
-    # One layer at a time its blocks become rows, which are repeated for each head of queries.
+    # Cache blocks are gathered into rows, one layer at a time, and repeated for each query head.
     reach = slots * positions_of(recipe)
     rows = reach * shape.cache_per_position(s) // shape.layers
     gathered = {"keys and values of a layer": rows + reach * 2 * shape.heads * shape.head_dim * s}
     # Log-probabilities, and their cumulative sum in float64, from probabilities in float64.
     decode = {"logits": 5 * slots * shape.vocabulary * _FLOAT}
-    # Keys and values of prompts are repeated for each head of queries.
+    # Keys and values of prompts are repeated for each query head.
     repeated = 2 * shape.heads * shape.head_dim * s
     attention = {
         "a layer of prompts": prompts * (4 * shape.inner * s + 4 * shape.hidden * _FLOAT + repeated),
     }
-    # A layer is done before the head begins.
+    # The layers are finished before the LM head starts, so the peak is the largest of the three.
     working = max(decode, attention, gathered, key=lambda terms: sum(terms.values()))
     held = {"weights": shape.parameters * s, "KV cache": cache}
     key = "evaluation.decode_slots" if role == "evaluation" else "decode_slots"
@@ -100,19 +100,19 @@ def generator_memory(recipe: Recipe, shape: ModelShape, slots: int, role: str = 
 
 
 def block_activations(shape: ModelShape, s: int) -> int:
-    """Return the bytes that a block keeps of a token for its backward pass.
+    """Return the bytes per token that a block keeps for its backward pass.
 
-    A norm keeps its input in float32, and its result before and after the weight; attention its queries, keys
-    and values, its result, and a number a head; the feed-forward part four arrays of the inner size.
+    A norm keeps its input in float32, and its result before and after the weight; attention keeps queries,
+    keys, values, its result, and one number per head; the feed-forward part four arrays of the inner size.
     """
     norm, qk = _FLOAT + 2 * s, shape.head_dim * (shape.heads + shape.kv_heads)
-    normed = shape.biases in (2 * shape.head_dim,)  # queries and keys have norms of their own
+    normed = shape.biases in (2 * shape.head_dim,)  # whether queries and keys have norms of their own
     attention = qk * (norm if normed else s) + shape.head_dim * (shape.kv_heads + shape.heads) * s
     return 2 * shape.hidden * norm + attention + shape.heads * _FLOAT + 4 * shape.inner * s
 
 
 def trainer_memory(recipe: Recipe, shape: ModelShape, ranks: int = 1) -> RoleMemory:
-    """Return what one of `ranks` processes of the trainer takes."""
+    """Return the memory of one of `ranks` trainer processes."""
     s, trained = number_bytes(recipe.precision), shape.parameters
     if recipe.lora.rank:
         trained = shape.layers * recipe.lora.rank * _adapted_widths(recipe, shape)
@@ -140,7 +140,7 @@ def trainer_memory(recipe: Recipe, shape: ModelShape, ranks: int = 1) -> RoleMem
 
 
 def _adapted_widths(recipe: Recipe, shape: ModelShape) -> int:
-    """Return inputs plus outputs of the matrices in a block that have adapters, which are two thin ones."""
+    """Return the inputs plus outputs of a block's adapted matrices, as an adapter is two thin matrices."""
     queries, keys = shape.head_dim * shape.heads, shape.head_dim * shape.kv_heads
     outputs = {
         **{"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries},
@@ -151,45 +151,45 @@ def _adapted_widths(recipe: Recipe, shape: ModelShape) -> int:
 
 
 def _phases(recipe: Recipe, shape: ModelShape, trained: int, ranks: int) -> Sequence[Terms]:
-    """Return what the phases of a pass work with: the logits, the backward pass of a block, and its end."""
+    """Return the working memory of each phase of a pass: logits, backward pass of a block, and its end."""
     s, tokens, settings = number_bytes(recipe.precision), pass_tokens(recipe), recipe.learner
     sharded = ranks > 1
     residual, of_block = tokens * shape.hidden * s, block_activations(shape, s) * tokens
     kept = shape.layers * (residual if settings.activation_checkpointing else of_block)
-    kept += 2 * residual + tokens * shape.hidden * _FLOAT  # the embedding, and what the last norm keeps
-    # Embedding and head, and two blocks: one is fetched while another computes.
+    kept += 2 * residual + tokens * shape.hidden * _FLOAT  # the embedding, and tensors of the last norm
+    # Embedding and head, and two blocks, as one is fetched while another computes.
     gathered = {"gathered weights": (shape.outside + 2 * shape.block) * s if sharded else 0}
     chunks = -(-tokens // settings.chunk)
     places = min(tokens, settings.chunk) * shape.vocabulary * _FLOAT
     one = 0 if recipe.lora.rank else shape.embedding * _FLOAT
     at_head = _head_moment(recipe, places, one * (chunks > 1), one)
-    # Gradients that are reduced at the end of a step are whole on every rank until then.
+    # Gradients reduced at the end of a step stay unsharded on every rank until then.
     unreduced = trained * _FLOAT * (sharded and settings.reduce == "step")
     gathered |= {"unreduced gradients": unreduced}
     logits = {**gathered, "activations": kept + 2 * residual, **at_head}
-    # What a pass leaves for the masters: all of it, or of shards a block and what is outside of blocks.
+    # Gradients of a pass before the masters add them: all, or with shards a block and what is outside blocks.
     whole = trained * s if s != _FLOAT else 0
     if sharded:
         whole = (shape.block + shape.outside) * (s + _FLOAT)
     inside = 4 * tokens * shape.inner * s + residual
-    inside += of_block * settings.activation_checkpointing  # which makes it anew
+    inside += of_block * settings.activation_checkpointing  # which recomputes them
     first = {"activations": kept + inside, "gradients of a pass": min(shape.embedding * s, whole)}
     last = {"activations": inside + residual, "gradients of a pass": whole}
-    # Weights are freed before their gradients are reduced, and what is outside of blocks comes last.
+    # Weights are freed before their gradients are reduced; those outside the blocks come last.
     return logits, gathered | first, {"unreduced gradients": unreduced} | last
 
 
 def _head_moment(recipe: Recipe, places: int, sum_so_far: int, one: int) -> Terms:
-    """Return what a chunk of the backward pass of the head takes at its worst moment.
+    """Return the peak memory of the LM head's backward pass over one chunk.
 
-    `places` is an array of the size of the logits; `one` the gradient of the head of a chunk, in float32, and
-    `sum_so_far` that of the chunks before.
+    `places` is the size of the logits, `one` that of the head's gradient from one chunk, in float32, and
+    `sum_so_far` that of its sum over the chunks before.
     """
-    moments = [(_COPIES * places, sum_so_far)]  # of the softmax
+    moments = [(_COPIES * places, sum_so_far)]  # during the softmax
     if number_bytes(recipe.precision) == _FLOAT:
         moments.append((2 * places, sum_so_far + one))
     elif recipe.fp32_head("trainer"):
-        # The product is made of two halves of bfloat16, the second one after the first.
+        # The product is computed from two bfloat16 halves, one after the other.
         moments += [((_COPIES + 1) * places, sum_so_far + one), (_COPIES * places, sum_so_far + 2 * one)]
     else:
         moments.append((places + places // 2, sum_so_far + one))
@@ -202,19 +202,19 @@ def _head_moment(recipe: Recipe, places: int, sum_so_far: int, one: int) -> Term
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What the processes on one device take; roles of one process take turns, and so only hold together."""
+    """Memory of the processes on one device; roles of one process take turns, so only one of them works."""
 
     name: str
     capacity: int
-    """Bytes that are free."""
+    """Free bytes."""
     processes: tuple[tuple[RoleMemory, ...], ...]
     on_gpu: bool = True
 
     @property
     def total(self) -> int:
-        """Bytes of all of them at the worst moment.
+        """Bytes of all processes at the peak.
 
-        On a CPU those that are held: what its kernels work with is little, and not known here.
+        On a CPU, only held bytes: the working memory of its kernels is small, and not known here.
         """
         held = sum(sum(role.held.values()) for roles in self.processes for role in roles)
         if not self.on_gpu:
@@ -224,12 +224,12 @@ class DeviceMemory:
 
     @property
     def excess(self) -> int:
-        """Bytes that are lacking; 0 where they fit."""
+        """Missing bytes; 0 if the processes fit."""
         return max(self.total - self.capacity, 0)
 
     @property
     def fits(self) -> bool:
-        """Whether they fit."""
+        """Whether the processes fit."""
         return self.excess == 0
 
 
@@ -240,11 +240,11 @@ def memory_of(
     n_heldout: int | None = None,
     trainers: int | None = None,
 ) -> list[DeviceMemory]:
-    """Return what every device of one machine holds; without GPUs, the machine's own memory.
+    """Return the memory on every device of one machine; without GPUs, on the machine itself.
 
-    Of a cluster, whose devices are not known here, a device of each role as if it were like the first of
-    `gpus`. `n_heldout` prompts are evaluated; where it is None, as many as there are decode slots for.
-    `trainers` are those that torchrun has started, in place of the recipe's.
+    The devices of a cluster are not known here: the result has one device per role, as large as the first of
+    `gpus`. An evaluation has `n_heldout` prompts; if None, enough to fill its decode slots. `trainers` is the
+    number that torchrun has started, instead of the recipe's.
     """
     ranks = trainers or recipe.trainers
     trainer = trainer_memory(recipe, shape, ranks)
@@ -265,7 +265,7 @@ def memory_of(
         on_it = [first] if gpu.name in assignment.trainers[:1] else []
         on_it += [(trainer,)] * assignment.trainers[1:].count(gpu.name)
         on_it += [(generator,)] * assignment.generators.count(gpu.name)
-        # An evaluation on the device of an engine that takes turns has that engine, and its cache.
+        # An evaluation on the device of an inline engine uses that engine and its cache.
         shares = turns and gpu.name in assignment.trainers
         on_it += [(evaluation,)] if gpu.name == assignment.evaluator and not shares else []
         found.append(DeviceMemory(gpu.name, gpu.free, tuple(on_it)))
@@ -281,7 +281,7 @@ def _machine(processes: Sequence[tuple[RoleMemory, ...]]) -> DeviceMemory:
 def _with_vllm(
     recipe: Recipe, engine: Vllm, shape: ModelShape, gpus: Sequence[Gpu], trainer: RoleMemory, ranks: int
 ) -> list[DeviceMemory]:
-    """Return what trainers hold, and workers of vLLM, on one machine."""
+    """Return the memory of trainers and vLLM workers on the devices of one machine."""
     server = _server_memory(recipe, shape, engine, on_gpu=bool(gpus))
     if not gpus:
         return [_machine([(trainer,)] * ranks + [(server,)] * (0 if engine.urls else recipe.processes))]
@@ -301,13 +301,13 @@ def _on_cluster(
     recipe: Recipe, shape: ModelShape, gpus: Sequence[Gpu], roles: tuple[RoleMemory, RoleMemory, RoleMemory]
 ) -> list[DeviceMemory]:
     if not gpus:
-        return []  # of what machines it is made is known to the cluster alone
+        return []  # only the cluster knows its machines
     trainer, generator, evaluation = roles
     cluster, memory = recipe.on_cluster, gpus[0].free
     part = min(cluster.generator.gpus_or(1.0) or 1.0, 1.0)
     of_trainer = min(cluster.trainer.gpus_or(1.0) or 1.0, 1.0) if cluster.learner.kind != "one" else 1.0
     devices = [DeviceMemory(_of_each(cluster.trainers, "trainer"), round(memory * of_trainer), ((trainer,),))]
-    # How many there are is known of a cluster of this machine alone.
+    # The number of GPUs is known only for a cluster of this machine alone.
     there = len(gpus) - cluster.beside_ray if cluster.address == "local" else math.inf
     beside = cluster.evaluates_beside(there)
     alone = cluster.generators - beside
@@ -319,7 +319,7 @@ def _on_cluster(
     generating = DeviceMemory(_of_each(alone, "generator"), round(memory * part), ((generator,),))
     if engine := recipe.vllm:
         server = _server_memory(recipe, shape, engine)
-        # A local cluster may give them any other than the driver's, which may be smaller than the first.
+        # A local cluster may give them any GPU but the driver's, even one smaller than the first.
         local = cluster.address == "local"
         own = gpus[cluster.beside_ray :] if local and not engine.urls else ()
         where = "" if local or engine.urls else ", on any node"
@@ -336,7 +336,7 @@ def _on_cluster(
 
 
 def _with_bucket(trainer: RoleMemory, recipe: Recipe, shape: ModelShape, engine: Vllm) -> RoleMemory:
-    """Return what the trainer takes of a GPU where vLLM reads the weights from it, a bucket at a time."""
+    """Return the trainer's memory on a GPU from which vLLM reads the weights, one bucket at a time."""
     if engine.transport not in ("ipc", "auto"):
         return trainer
     largest = max(shape.embedding, shape.hidden * shape.inner) * number_bytes(recipe.precision)
@@ -345,7 +345,7 @@ def _with_bucket(trainer: RoleMemory, recipe: Recipe, shape: ModelShape, engine:
 
 
 def _server_memory(recipe: Recipe, shape: ModelShape, engine: Vllm, on_gpu: bool = True) -> RoleMemory:
-    """Return what a server of vLLM needs at least, on each of its GPUs; or on a CPU."""
+    """Return the least memory that a vLLM server needs on each of its GPUs, or on a CPU."""
     held = {"weights": shape.parameters * number_bytes(recipe.precision) // engine.tensor_parallel}
     if not on_gpu:
         return RoleMemory(
@@ -358,11 +358,11 @@ def _server_memory(recipe: Recipe, shape: ModelShape, engine: Vllm, on_gpu: bool
 
 
 def _beside_server(gpu: Gpu, trainer: RoleMemory, share: DeviceMemory) -> DeviceMemory:
-    """Return what the trainer has of a GPU of which a server of vLLM takes a share."""
-    free = gpu.free - CONTEXT  # vLLM measures its share from where its own context is there already
+    """Return the trainer's part of a GPU of which a vLLM server takes a share."""
+    free = gpu.free - CONTEXT  # vLLM does not count its own context in its share
     needed = DeviceMemory("", 0, ((trainer,),)).total
     most = math.floor(100 * (free - needed) / gpu.memory) / 100
-    if most * gpu.memory >= share.total:  # else no share is enough for both
+    if most * gpu.memory >= share.total:  # otherwise no share is enough for both
         trainer = replace(trainer, keys=f"engine.gpu_memory ({most:g} or less fits), {trainer.keys}")
     return DeviceMemory("of the trainer, beside vLLM", free - share.capacity, ((trainer,),))
 
@@ -372,7 +372,7 @@ def _of_each(n: int, role: str) -> str:
 
 
 def check_memory(devices: Sequence[DeviceMemory]) -> None:
-    """Raise an InputError of the device that lacks most, with its largest term and the keys to change."""
+    """Raise an InputError for the device that lacks most, with its largest term and the keys to change."""
     over = [device for device in devices if not device.fits]
     if over:
         worst = max(over, key=lambda device: device.excess)
@@ -383,7 +383,7 @@ def check_memory(devices: Sequence[DeviceMemory]) -> None:
 
 
 def overfull(device: DeviceMemory) -> str:
-    """Return why a device does not hold its processes, and which keys change that."""
+    """Return why the processes do not fit on a device, and which keys to change."""
     roles = [role for of_process in device.processes for role in of_process]
     largest = max(roles, key=lambda role: role.total)
     sizes = ", ".join(f"{role.role} {gib(role.total)}" for role in roles)

@@ -11,19 +11,19 @@ from scalerl.rl.config.settings import AnyBudget
 class AdamW:
     """AdamW (arXiv 1711.05101) with a linear warm-up; no weight decay of biases and norms.
 
-    `eps` is the paper's 1e-15: a step is lr m / (sqrt(v) + eps), which the usual 1e-8 makes smaller wherever
-    gradients are not far above it. The learning rate has no part in that.
-    `max_grad_norm` clips the norm of the whole gradient.
+    `eps` is 1e-15 as in ScaleRL (arXiv 2510.13786): a step is lr m / (sqrt(v) + eps), and the usual 1e-8
+    would shrink it wherever gradients are not far above 1e-8, at any learning rate. `max_grad_norm` clips the
+    norm of the whole gradient.
     """
 
     lr: float = 5e-7
     warmup_steps: int = 100
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
-    """The learning rate after the warm-up: constant, or a decay along a line or half a cosine."""
+    """The learning rate after the warm-up: constant, or a decay that is linear or half a cosine."""
     decay_steps: int = 0
-    """Steps after which a decay has ended, warm-up included; 0 are those of a budget in steps."""
+    """Step at which a decay ends, warm-up included; 0 takes the steps of a budget in steps."""
     min_lr_ratio: float = 0.0
-    """Rate at which a decay ends, as a share of `lr`."""
+    """Learning rate at the end of a decay, as a share of `lr`."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-15
     weight_decay: float = 0.01
@@ -46,7 +46,7 @@ class AdamW:
     def lr_at(self, step: int, decay_steps: float = math.inf) -> float:
         """Return the learning rate of the step that makes version `step` + 1; skipped steps count too.
 
-        A decay begins after the first step at `lr`, and has ended from step `decay_steps` on. So the last of
+        A decay starts after the first step at `lr` and is complete from step `decay_steps` on. So the last of
         that many steps is above `min_lr_ratio`, as with the schedulers of transformers.
         """
         if step < self.warmup_steps:

@@ -1,8 +1,8 @@
 """The recipe: every choice of a run in one frozen object.
 
-A recipe is written by hand as sparse TOML, where a missing key takes its default, and is saved resolved in
-config.json. Choices with variants are objects whose `kind` names them in TOML; without a `kind` a table is of
-the default's; one of the user's own is named by the place of its class (`scalerl.own_code`):
+A recipe is written by hand as sparse TOML, where a missing key takes its default, and is saved in full in
+config.json. Choices with variants are objects. In TOML `kind` names the variant; a table without `kind` is of
+the default one, and a custom class is named by its location (`scalerl.own_code`):
 
     [loss]
     kind = "cispo"              # or "my_package.losses:Topr"
@@ -59,16 +59,16 @@ from scalerl.rl.tasks.shorthand import in_full
 from scalerl.rl.tasks.task import Task, prompts_of
 
 HELDOUT = ""
-"""The name of the held-out prompts of a run, beside those of its downstream suites."""
+"""The name of the held-out prompts of a run, among the names of its downstream suites."""
 MOST_THREADS = 1024
-"""Most threads of a process: the system refuses more, without a word that helps."""
+"""Most threads of a process: the system refuses more without a helpful message."""
 AnyTask = OneTask | Mix
 """The tasks of the package that a recipe can name."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The ScaleRL recipe (arXiv 2510.13786, section 2): the defaults of what is trained are the paper's."""
+    """The ScaleRL recipe (arXiv 2510.13786, section 2): the defaults that affect training are the paper's."""
 
     model: str
     """A Hugging Face causal LM: a folder, or a name."""
@@ -86,7 +86,7 @@ class Recipe:
         default_factory=BatchStd
     )
     zero_variance: Literal["drop", "keep", "resample"] = "drop"
-    """Rule for groups without signal; `resample` replaces them by further groups until the batch is full."""
+    """Rule for groups without signal; `resample` replaces them by more groups until the batch is full."""
     truncated: Literal["drop", "keep"] = "drop"
     curriculum: Annotated[Curriculum, Choice("curricula", Curriculum, AnyCurriculum, try_curriculum)] = field(
         default_factory=NoPositiveResampling
@@ -96,34 +96,34 @@ class Recipe:
     )
     end_of_thinking: str = "</think>"
     stop: tuple[str, ...] = ()
-    """Texts that end a completion, too, and are verified: a token that begins with one is the last."""
+    """Texts that also end a completion and are verified with it; a token that begins with one is the last."""
     temperature: float = 1.0
     top_p: float = 1.0
-    """Tokens are sampled from the fewest with this probability together, in evaluations too; 1: from all."""
+    """Sample from the fewest tokens with this total probability, in evaluations too; 1 for all tokens."""
     top_k: int = 0
-    """Tokens are sampled from so many that are likeliest; 0: from all."""
+    """Sample from this many of the likeliest tokens; 0 for all tokens."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Dtype that generator and trainer compute with; the trainer keeps master weights in float32."""
+    """Dtype of computation in generator and trainer; the trainer keeps master weights in float32."""
     fp32_logits: Literal["both", "generator", "trainer", "neither"] = "both"
     """Roles whose LM head computes in float32 whatever the precision."""
     routing_replay: bool = False
     """Whether a mixture of experts is trained with the experts that the generator chose for each token
-    (R3, arXiv 2510.11370), in place of those that the trainer's routers choose."""
+    (R3, arXiv 2510.11370), instead of those that the trainer's routers choose."""
     lora: Lora = field(default_factory=Lora)
     batch: BatchSize = field(default_factory=BatchSize)
     context: Context = field(default_factory=Context)
     optimiser: AdamW = field(default_factory=AdamW)
     learner: LearnerSettings = field(default_factory=LearnerSettings)
     engine: Annotated[AnyEngine, Discriminator("kind")] = field(default_factory=BuiltInEngine)
-    """What samples completions, in training and in evaluations: the built-in engine, or vLLM."""
+    """The engine that samples completions, in training and evaluations: the built-in one, or vLLM."""
     decode_slots: int = 768
     """Completions that a generator decodes at once."""
     threads: int = 1
-    """CPU threads of PyTorch in each process that computes the model; 0 is all cores. With more than 1 a run
-    may differ from one machine to the next, first in the last digits and then in what it samples."""
+    """CPU threads of PyTorch in each process that computes the model; 0 for all cores. With more than 1, runs
+    may differ between machines, first in the last digits and then in the sampled tokens."""
     placement: Annotated[Inline | Local, Discriminator("kind")] = field(default_factory=Inline)
     cluster: Cluster | None = None
-    """Where the parts of the run are on a cluster; without it they are where `placement` says."""
+    """Placement on a Ray cluster; without it, `placement` applies."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     samples: Samples = field(default_factory=Samples)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
@@ -185,39 +185,39 @@ class Recipe:
 
     @property
     def vllm(self) -> Vllm | None:
-        """The settings of vLLM, where it generates."""
+        """The settings of vLLM, if it is the engine."""
         return self.engine if isinstance(self.engine, Vllm) else None
 
     @property
     def processes(self) -> int:
-        """Processes that decode."""
+        """Number of processes that decode."""
         return len(self.vllm.urls if self.vllm else ()) or (self.cluster or self.placement).generators
 
     @property
     def apart(self) -> bool:
-        """Whether generators have devices of their own; else they take turns with the trainer on its own."""
+        """Whether generators have devices of their own; else they take turns with the trainer on its."""
         return self.cluster is not None or isinstance(self.placement, Local)
 
     @property
     def devices(self) -> int:
-        """Devices whose time is counted: those of the generators and of the trainers."""
+        """Number of devices whose time is counted: those of generators and trainers."""
         each = self.vllm.tensor_parallel if self.vllm else 1
         return self.processes * each + self.trainers if self.apart else self.trainers
 
     @property
     def trainers(self) -> int:
-        """Processes that train, where torchrun does not say otherwise."""
+        """Number of processes that train, unless torchrun has started another number."""
         return (self.cluster or self.placement).trainers
 
     @property
     def on_cluster(self) -> Cluster:
-        """`cluster`, for code that runs only where a recipe has one."""
+        """`cluster`, for code that runs only if the recipe has one."""
         if self.cluster is None:
             raise ValueError("the recipe has no [cluster]")
         return self.cluster
 
     def on_this_machine(self) -> Recipe:
-        """Return the same without `[cluster]`, for trainers that torchrun has started."""
+        """Return a copy without `[cluster]`, for trainers started by torchrun."""
         placement = Local(self.cluster.generators) if self.vllm and self.cluster else self.placement
         return replace(self, cluster=None, placement=placement)
 
@@ -227,38 +227,38 @@ class Recipe:
 
     @property
     def evaluated(self) -> dict[str, tuple[Task, int]]:
-        """Task and completions of each prompt of `HELDOUT`, and of every downstream suite by its name."""
+        """Task and completions per prompt, of `HELDOUT` and of every downstream suite, by name."""
         suites = {suite.name: (suite.task, suite.samples) for suite in self.evaluation.downstream}
         return {HELDOUT: (self.task, self.evaluation.samples), **suites}
 
     @property
     def evaluations(self) -> float:
-        """Evaluations over the budget but for the one before it; NaN where only the run will tell."""
+        """Evaluations over the budget, without the one before training; NaN if not known before the run."""
         if not self.evaluation.every:
             return self.evaluation.count
         by_steps = self.budget.kind == "steps"
         return self.budget.amount / self.evaluation.every if by_steps else math.nan
 
     def budget_on_axis(self) -> tuple[str, float]:
-        """Return the compute axis of the budget and its end there; epochs are so many completions."""
+        """Return the compute axis of the budget and its end on it; epochs are converted to completions."""
         if self.budget.kind != "epochs":
             return self.budget.kind, self.budget.amount
         return "samples", self.budget.amount * len(prompts_of(self.task, "train")) * self.batch.samples
 
     def without_prompts(self) -> Recipe:
-        """Return what other processes are sent: small, whatever prompts the task has loaded, and of classes
-        that they can import."""
+        """Return a copy to send to other processes: without loaded prompts, so that it is small, and of
+        classes that they can import."""
         return from_dict(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the resolved recipe, as config.json has it; `from_dict` reads it."""
+        """Return the recipe in full, as in config.json; `from_dict` reads it."""
         values = values_of(self)
         if self.cluster is None:
             del values["cluster"]
         return values
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same with infinity as a word, as JSON has none; `from_dict` reads this too."""
+        """Return `to_dict` with infinities as "inf", which JSON lacks; `from_dict` reads this too."""
         return _with_words(self.to_dict())
 
 
@@ -274,21 +274,21 @@ def from_dict(values: Mapping[str, Any], source: str = "recipe") -> Recipe:
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a TOML file, a recipe of the package by its name, or that of a run folder.
+    """Read a recipe from a TOML file, from a run folder, or by its name in the package.
 
-    Overrides are like `loss.max_ratio=4`.
+    Overrides are strings like `loss.max_ratio=4`.
 
     Raises:
-        InputError: no such recipe, bad TOML, or what `from_dict` raises.
+        InputError: there is no such recipe, it is bad TOML, or a value is wrong (`from_dict`).
     """
     return from_dict(read_toml(source, overrides), str(source))
 
 
 def read_toml(source: str | Path, overrides: Sequence[str] = (), above: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the sparse values of a recipe, over those of its `base` and of the base of that, overridden.
+    """Return the sparse values of a recipe, merged over those of its chain of bases, with overrides applied.
 
     Raises:
-        InputError: no such recipe or base, bad TOML, or what `overridden` raises.
+        InputError: there is no such recipe or base, it is bad TOML, or an override is wrong.
     """
     values = _values(source)
     base = values.pop("base", None)
@@ -306,12 +306,12 @@ def read_toml(source: str | Path, overrides: Sequence[str] = (), above: Sequence
 
 
 def _values(source: str | Path) -> dict[str, Any]:
-    """Return what one file or run folder says itself, tasks in one line as their tables."""
+    """Return the values of one file or run folder, without its base; tasks in one line become tables."""
     path: Path | Traversable = as_path(source)
     if path.is_dir() and (path / "config.json").is_file():
         return recipe_of_run(path / "config.json")
     if not path.is_file():
-        # A folder that is no run may have the name of a recipe: a study of smollm2 in the folder smollm2.
+        # A folder that is not a run may have the name of a recipe, such as a study of smollm2 in smollm2/.
         known = packaged()
         if str(source) not in known:
             why = f"no such file, and no recipe of that name (there are: {', '.join(known)})"
@@ -324,13 +324,13 @@ def _values(source: str | Path) -> dict[str, Any]:
 
 
 def packaged() -> dict[str, Traversable]:
-    """Return the files of the package's recipes by their names, in alphabetical order."""
+    """Return the files of the package's recipes by name, in alphabetical order."""
     files = sorted((resources.files("scalerl") / "recipes").iterdir(), key=lambda file: file.name)
     return {file.name.removesuffix(".toml"): file for file in files}
 
 
 def recipe_of_run(path: Path) -> dict[str, Any]:
-    """Return the resolved values of the recipe in the config.json `path`; an InputError if it has none."""
+    """Return the values of the recipe in the config.json `path`; raise an InputError if it has none."""
     recipe = read_object(path).get("recipe")
     if not isinstance(recipe, dict):
         raise InputError(f"{path}: holds no recipe (only runs of scalerl train do)")
@@ -338,10 +338,10 @@ def recipe_of_run(path: Path) -> dict[str, Any]:
 
 
 def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a recipe with `changes`, table by table.
+    """Return the values of a recipe with `changes` merged into them, table by table.
 
-    A table of another kind replaces the table: parameters of the previous kind are not kept, even where they
-    have the same name.
+    A table of another kind replaces the whole table: parameters of the previous kind are dropped, even if the
+    new kind has some of the same name.
     """
     out = dict(values)
     for key, change in changes.items():
@@ -359,14 +359,14 @@ def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str =
 
 
 def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the values of a recipe with overrides like `loss.max_ratio=4`."""
+    """Return the values of a recipe with overrides like `loss.max_ratio=4` applied."""
     values = in_full(values)
     changes: dict[str, Any] = {}
     for override in overrides:
         add_override(changes, override)
-        if isinstance(changes.get("task"), str):  # at once, as the next may change a key of it
+        if isinstance(changes.get("task"), str):  # expand it now, as the next override may change a key of it
             changes = in_full(changes)
-            values = {key: value for key, value in values.items() if key != "task"}  # it is the whole task
+            values = {key: value for key, value in values.items() if key != "task"}  # replaced as a whole
     try:
         return changed(values, changes)
     except InputError as error:
@@ -374,7 +374,7 @@ def overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, An
 
 
 def _default_kind(name: str) -> str | None:
-    """Return the kind of a choice where a recipe has none."""
+    """Return the default kind of a choice."""
     for item in fields(Recipe):
         if item.name == name and item.default_factory is not MISSING:
             return getattr(item.default_factory(), "kind", None)
@@ -382,9 +382,9 @@ def _default_kind(name: str) -> str | None:
 
 
 def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Give choices without a kind the default one: `loss.max_ratio = 4` is CISPO's.
+    """Add the default kind to choices without one: `loss.max_ratio = 4` is CISPO's.
 
-    The averaging and the advantage that `values` do not name are those that the loss comes with.
+    If `values` do not name the averaging and the advantage, they are those that the loss comes with.
     """
     out = in_full(values)
     loss, losses = values.get("loss"), choices_of(Recipe)["loss"].variants

@@ -1,4 +1,4 @@
-"""The tables of a recipe that are no choice of algorithm, but for `[cluster]` and `[health]`.
+"""The tables of a recipe other than algorithms, `[cluster]`, `[engine]`, `[health]` and `[optimiser]`.
 
 Numbers out of range raise a ValueError that names the key.
 """
@@ -23,7 +23,7 @@ def positive(**values: float) -> None:
 
 
 def at_least(bound: int, **values: float) -> None:
-    """Raise a ValueError unless all `values` are `bound` or more, and of 64 bits."""
+    """Raise a ValueError unless all `values` are at least `bound` and fit in 64 bits."""
     for name, value in values.items():
         if value < bound:
             raise ValueError(f"{name} must be at least {bound}")
@@ -32,7 +32,7 @@ def at_least(bound: int, **values: float) -> None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use; where only Linux knows that, of all."""
+    """Return the number of cores that this process may use on Linux; elsewhere, that of all cores."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -44,13 +44,13 @@ class BatchSize:
     prompts: int = 48
     samples: int = 16
     micro: int = 64
-    """Completions per forward pass of the trainer: a matter of memory and speed, not of the result."""
+    """Completions per forward pass of the trainer: affects memory and speed, not the result."""
     micro_tokens: int = 0
-    """Tokens per forward pass of one process of the trainer, padding included, but at least one completion;
-    0 is `micro` completions."""
+    """Tokens per forward pass of one trainer process, padding included, but at least one completion; 0 uses
+    `micro` completions."""
     max_gen_batches: int = 10
-    """The most that a step takes with `zero_variance = "resample"`, in batches of `prompts` groups; it goes
-    on with what it then has."""
+    """The most groups that a step may consume with `zero_variance = "resample"`, in batches of `prompts`
+    groups; the step then trains on the groups it has."""
 
     def __post_init__(self) -> None:
         at_least(1, prompts=self.prompts, micro=self.micro, max_gen_batches=self.max_gen_batches)
@@ -60,8 +60,8 @@ class BatchSize:
 
 @dataclass(frozen=True)
 class Context:
-    """Budgets in tokens. After an interruption the answer has its own; with no length control, thinking and
-    answer share theirs."""
+    """Budgets in tokens. With interruptions the answer has a budget of its own; without length control,
+    thinking and answer share theirs."""
 
     prompt: int = 2048
     thinking: int = 12288
@@ -120,22 +120,22 @@ class Epochs(_Budget):
 
 
 AnyBudget = Steps | FlopsBudget | GpuHours | TokensBudget | Epochs
-"""The budgets that a recipe can name; docs/reference/definitions.md has what each counts."""
+"""The budgets that a recipe can name; docs/reference/definitions.md says what each counts."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A benchmark by its name: the held-out prompts of a task, which no step is trained on.
+    """A named benchmark: the held-out prompts of a task, on which no step trains.
 
-    Sampled as the held-out prompts of the run are: at the recipe's temperature, context and length control.
+    They are sampled like those of the run: with the recipe's temperature, context and length control.
     """
 
     name: str
     task: Annotated[Task, Choice("tasks", Task, OneTask)]
     samples: int = 4
-    """Completions of each prompt: the k of pass@k."""
+    """Completions per prompt: the k of pass@k."""
     every: int = 1
-    """Evaluations of the run for each one of this suite, which also has the first and the last."""
+    """The suite is part of every so many evaluations of the run, and of the first and the last."""
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
@@ -146,25 +146,25 @@ class Suite:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluations on the held-out prompts: `count` of them evenly over the budget, or one every so many
-    steps; one before training and one at its end.
+    """Evaluations on the held-out prompts: `count` of them evenly over the budget, or one after every `every`
+    steps; also one before training and one at its end.
 
-    All have the same seed, so that the noise between them is the least.
+    All have the same seed, to minimise the noise between them.
     """
 
     count: int = 30
     every: int = 0
-    """Steps from one evaluation to the next; above 0 it takes the place of `count`."""
+    """Steps from one evaluation to the next; if above 0, it replaces `count`."""
     samples: int = 4
     decode_slots: int = 1000
     seed: int = 20251016
     forecast_at: tuple[float, ...] = (0.25, 0.5, 0.75)
     """Shares of the budget at which a forecast of its end is frozen, before training goes on."""
     keep: Literal["last", "best"] = "last"
-    """`best` keeps the weights of the best evaluation beside the last checkpoints: by the smoothed pass rate,
-    not by the luckiest evaluation."""
+    """`best` also keeps the weights of the best evaluation, by the smoothed pass rate, so that a lucky
+    evaluation does not win."""
     downstream: tuple[Suite, ...] = ()
-    """Benchmarks beside the held-out prompts: no part of training compute, nor of the forecast."""
+    """Benchmarks beside the held-out prompts; they count neither as training compute nor in the forecast."""
 
     def __post_init__(self) -> None:
         at_least(1, count=self.count, samples=self.samples, decode_slots=self.decode_slots)
@@ -176,24 +176,24 @@ class Evaluation:
             raise ValueError(f"downstream: two suites are called {twice[0]!r}: give each a name of its own")
 
     def due(self, number: int, last: bool) -> tuple[str, ...]:
-        """Return the suites that the evaluation with this number, from 0 on, has; or the `last` one."""
+        """Return the suites of the evaluation with this number (from 0); the `last` one has all suites."""
         return tuple(suite.name for suite in self.downstream if last or number % suite.every == 0)
 
     def slots_for(self, n_prompts: int) -> int:
-        """Completions decoded at once, where there are so many prompts."""
+        """Return how many completions are decoded at once for `n_prompts` prompts."""
         return min(self.decode_slots, n_prompts * self.samples)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Completions that are kept as text in samples.jsonl; nothing that is trained depends on them."""
+    """Completions that are kept as text in samples.jsonl; they have no effect on training."""
 
     evaluation: int = 4
-    """Completions kept of each evaluation: one of each of so many held-out prompts, always the same ones."""
+    """Completions kept per evaluation: one for each of this many held-out prompts, always the same ones."""
     every: int = 50
-    """Steps from one to the next of which completions are kept; 0 is never."""
+    """Steps between those of which completions are kept; 0 for never."""
     training: int = 4
-    """Completions kept of each such step: the first of each of its first groups."""
+    """Completions kept of each such step: the first one of this many of its first groups."""
 
     def __post_init__(self) -> None:
         at_least(0, evaluation=self.evaluation, every=self.every, training=self.training)
@@ -201,7 +201,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Inline:
-    """Generator and trainer take turns in one process: a run is a function of its seed, bit for bit."""
+    """Generator and trainer take turns in one process; a run is a function of its seed, bit for bit."""
 
     generators: ClassVar[int] = 1
     trainers: ClassVar[int] = 1
@@ -210,14 +210,14 @@ class Inline:
 
 @dataclass(frozen=True)
 class Local:
-    """Generators in processes of their own beside the trainers, on one machine; they never wait for them.
+    """Generators in processes of their own beside the trainers, on one machine; they never wait for trainers.
 
-    Where there are GPUs each process has its own, as long as there are enough.
+    If there are enough GPUs, each process has its own.
     """
 
     generators: int = 1
     trainers: int = 1
-    """Two or more are processes that share the model (FSDP2), each on a GPU of its own."""
+    """Two or more processes shard the model (FSDP2), each on a GPU of its own."""
     kind: Literal["local"] = "local"
 
     def __post_init__(self) -> None:
@@ -226,12 +226,12 @@ class Local:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """Intervals of checkpoints: after so many steps or minutes, whichever comes first; 0 is never."""
+    """Intervals of checkpoints: after `steps` or `minutes`, whichever comes first; 0 for never."""
 
     steps: int = 50
     minutes: float = 30.0
     keep: int = 2
-    """How many are kept: the last ones."""
+    """How many of the last checkpoints are kept."""
 
     def __post_init__(self) -> None:
         if self.steps < 0 or not 0 <= self.minutes < math.inf:
@@ -241,17 +241,17 @@ class Checkpointing:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds without progress after which a process is replaced: one that is slow sends heartbeats.
+    """Seconds without progress after which a process is replaced; a slow process sends heartbeats.
 
-    Nothing that is trained depends on them. Reported after 30 s, or half of these where that is less.
+    They have no effect on training. A stall is reported after 30 s, or half the timeout if that is less.
     """
 
     evaluation: float = 600.0
-    """Seconds without a decode step or a verdict of the process that evaluates, wherever it is."""
+    """Seconds without a decode step or a verdict of the evaluating process, wherever it runs."""
     generator: float = 600.0
-    """Seconds without a decode step of a generator of the placement `local`."""
+    """Seconds without a decode step of a generator with placement `local`."""
     start: float = 600.0
-    """Seconds for either to start and load its model."""
+    """Seconds for either process to start and load its model."""
 
     def __post_init__(self) -> None:
         positive(**vars(self))
@@ -259,31 +259,31 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """How the trainer computes; none of these changes the result but by rounding."""
+    """How the trainer computes; these settings change the result only by rounding."""
 
     activation_checkpointing: bool = False
     """Keep only the inputs of every block for the backward pass: less memory, a third more time."""
     compile: bool = False
-    """Compile every layer by torch.compile: 1.7 times the tokens/s of a step of 0.6B on an H200. The first
-    steps take minutes: lengths that vary are compiled a few times, until they are variables. Not for mixtures
-    of experts, nor with `tensor_parallel`. It was never run over several GPUs. On a CPU it takes the place of
-    the kernels in C."""
+    """Compile every layer with torch.compile: 1.7 times the tokens/s of a step of a 0.6B model on an H200.
+    The first steps take minutes, as varying lengths are compiled a few times before they become dynamic. Not
+    for mixtures of experts, nor with `tensor_parallel`. Never run on several GPUs so far. On a CPU it
+    replaces the C kernels."""
     offload_optimiser: bool = False
-    """Keep the optimiser's moments in the memory of the CPU, and on the device one tensor's at a time: 8
-    bytes less per trained weight, which travel there and back once a step."""
+    """Keep the optimiser's moments in CPU memory, and those of one tensor at a time on the device: saves 8
+    bytes per trained weight, which travel to the device and back once a step."""
     chunk: int = 1024
     """Tokens whose logits are in memory at once."""
     attention: Literal["auto", "sdpa", "varlen", "flash_attention_2"] = "auto"
-    """`sdpa` pads the completions of a micro-batch. The others pack them one after another: `varlen` by
-    PyTorch's own kernel, `flash_attention_2` by the package flash_attn. `auto` is `varlen` for bfloat16 on a
-    GPU, else `sdpa`; a model whose hidden states packing would change is padded."""
+    """`sdpa` pads the completions of a micro-batch. The others pack them: `varlen` with PyTorch's own kernel,
+    `flash_attention_2` with the package flash_attn. `auto` is `varlen` for bfloat16 on a GPU, else `sdpa`. A
+    model whose hidden states would change by packing is always padded."""
     reduce: Literal["micro_batch", "step"] = "micro_batch"
     """When gradients are reduced over several processes: after every micro-batch, so that each process holds
-    its shard of them, or once a step, which holds them whole in float32 meanwhile."""
+    only its shard, or once a step, so that each holds all gradients in float32 until then."""
     tensor_parallel: int = 1
     """Processes that share every matrix product; a divisor of the number of processes."""
     timeout: float = 600.0
-    """Seconds that a process waits for another before it ends with an error."""
+    """Seconds that a process waits for another before it exits with an error."""
 
     def __post_init__(self) -> None:
         at_least(1, chunk=self.chunk, tensor_parallel=self.tensor_parallel)
@@ -293,7 +293,7 @@ class LearnerSettings:
 
 
 def _listed(value: Any) -> Any:
-    """One name is a list of one: `--set tracking.to=wandb`."""
+    """Turn one name into a list of one, for `--set tracking.to=wandb`."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -304,15 +304,15 @@ ALL_LINEAR = "all-linear"
 class Lora:
     """Low-rank adapters (arXiv 2106.09685); off at rank 0.
 
-    An adapter adds alpha / rank * B A to a weight, B being 0 at first. No dropout: the trainer's
-    log-probabilities must be those of the weights that are published.
+    An adapter adds alpha / rank * B A to a weight, with B = 0 at first. There is no dropout, as the trainer's
+    log-probabilities must be those of the published weights.
     """
 
     rank: int = 0
     alpha: int = 32
     targets: Annotated[tuple[str, ...], BeforeValidator(_listed)] = (ALL_LINEAR,)
-    """The layers that have adapters, as `target_modules` of PEFT names them: `["q_proj", "v_proj"]`, the ends
-    of their names; `all-linear` is every linear layer but the head."""
+    """The layers with adapters, by the ends of their names, as in `target_modules` of PEFT: `["q_proj",
+    "v_proj"]`; `all-linear` is every linear layer but the LM head."""
 
     def __post_init__(self) -> None:
         if self.rank < 0 or not self.alpha > 0:
@@ -323,7 +323,7 @@ class Lora:
 
 @dataclass(frozen=True)
 class Tracking:
-    """Trackers that a run is logged to; nothing that is trained depends on them."""
+    """Trackers that a run is logged to; they have no effect on training."""
 
     to: Annotated[
         tuple[Literal["wandb", "tensorboard", "mlflow", "trackio"], ...], BeforeValidator(_listed)
@@ -331,11 +331,11 @@ class Tracking:
     project: str = "scalerl"
     """Project of W&B and trackio, experiment of MLflow."""
     name: str = ""
-    """Name of the run; if empty, that of its folder."""
+    """Name of the run; defaults to that of its folder."""
     group: str = ""
-    """Group of runs that belong together; those of a study have its name."""
+    """Group of runs that belong together; runs of a study have the study's name."""
     close_seconds: float = 30.0
-    """The longest that trackers have at the end of a run for what is not logged yet."""
+    """The most seconds that trackers get at the end of a run to log the rest."""
 
     def __post_init__(self) -> None:
         if not self.project:

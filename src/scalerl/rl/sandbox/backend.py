@@ -1,9 +1,9 @@
-"""What encloses sandboxed processes, and the Python that they run; find.py finds those that work here.
+"""Backends that enclose sandboxed processes, and the Python that these run; find.py finds working ones.
 
     bwrap        bubblewrap makes the namespaces and the root
-    namespaces   namespaces.py does; Landlock must confirm it
+    namespaces   namespaces.py makes them; Landlock is required too
 
-Both go on in jail.py, with a user of its own (or a user namespace), limits, Landlock and seccomp.
+Both continue in jail.py, with a separate user (or a user namespace), limits, Landlock and seccomp.
 """
 
 import os
@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 BackendName = Literal["bwrap", "namespaces"]
 BWRAP = "bwrap"
-"""The program, found by PATH."""
+"""The program, found on PATH."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 FOLDER = "/jail"
-"""Where the files of this folder are in the sandbox."""
+"""The path of this folder's files in the sandbox."""
 _BOOT = f"""\
 import sys, types
 sys.path[:] = [path for path in sys.path if path]
@@ -30,13 +30,13 @@ module.__path__ = [sys.argv[1], {FOLDER!r}]
 from {__name__.removesuffix("backend")}jail import main
 main(int(sys.argv[2]))
 """
-"""Imports jail.py without the package around it, which is not in the sandbox."""
+"""Imports jail.py without its package, which is not in the sandbox."""
 _MANY = 1 << 14
 _CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_SYS_ADMIN": 21}
 
 
 class SandboxError(Exception):
-    """A sandbox did not start, so that nothing ran in it."""
+    """A sandbox did not start, so nothing ran in it."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Interpreter:
 
     executable: str
     read: tuple[tuple[str, str], ...]
-    """Paths in the sandbox, and the real paths of what is there: folders and files, read-only."""
+    """Pairs of a path in the sandbox and the real path behind it: folders and files, read-only."""
     packages: bool
-    """Whether its site packages are importable; else the standard library alone is."""
+    """Whether its site packages are importable, or only the standard library."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class SandboxBackend:
 
     @property
     def description(self) -> str:
-        """Description for config.json, as `bwrap 0.8.0, user namespace, seccomp, landlock 7`."""
+        """Description for config.json, such as `bwrap 0.8.0, user namespace, seccomp, landlock 7`."""
         user = "own user" if is_privileged() else "user namespace"
         landlock = f"landlock {self.landlock}" if self.landlock else "no landlock"
         return f"{self.name} {self.version}, {user}, seccomp, {landlock}"
@@ -76,10 +76,10 @@ class SandboxBackend:
         command = [BWRAP, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
         command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         command += ["--unshare-user", "--uid", "1000", "--gid", "1000"] if job["uid"] is None else []
-        for name in _CAPABILITIES:  # which jail.py drops
+        for name in _CAPABILITIES:  # jail.py drops them again
             command += ["--cap-add", name]
         for target, source in job["read"].items():
-            # Folders that bubblewrap makes above a file are closed to other users.
+            # Make folders above a file here, as those made by bubblewrap itself are closed to other users.
             for above in reversed(Path(target).parents[:-1]):
                 command += ["--dir", str(above)]
             command += ["--ro-bind", source, target]
@@ -91,21 +91,21 @@ class SandboxBackend:
 
 
 def is_privileged() -> bool:
-    """Whether this process is root with what it takes to give others a user id of their own."""
+    """Whether this process is root, with the capabilities and spare ids to run others as separate users."""
     lines = Path("/proc/self/status").read_text().splitlines()
     held = int(next(line for line in lines if line.startswith("CapEff")).split()[1], 16)
-    # Root of a user namespace with few ids (rootless containers) takes another namespace, as other users do.
+    # Root in a user namespace with few ids (rootless containers) needs another namespace, as other users do.
     spare = all(_ids(kind)[1] >= _MANY for kind in ("uid", "gid"))
     return os.geteuid() == 0 and spare and all(held >> number & 1 for number in _CAPABILITIES.values())
 
 
 def draw_id(kind: Literal["uid", "gid"]) -> int:
-    """Return a random unused id of a user or group, from the upper half of the range."""
+    """Return a random user or group id from the upper half of the range, which is hardly in use."""
     first, length = _ids(kind)
     return first + length // 2 + random.SystemRandom().randrange(length // 4)
 
 
 def _ids(kind: Literal["uid", "gid"]) -> tuple[int, int]:
-    """Return the first and the number of the ids in the last range that this process may take."""
+    """Return the first id and the number of ids in the last range that this process may use."""
     first, _, length = map(int, Path(f"/proc/self/{kind}_map").read_text().splitlines()[-1].split())
     return first, length

@@ -1,7 +1,7 @@
-"""The code of a completion in a sandbox of its own: its names are called by tests that run in another one.
+"""The code of a completion in a sandbox of its own; tests in another sandbox call its functions by name.
 
 {"name": "f", "args": [...], "kwargs": {...}} -->     <-- {"value": ...}, {"raised": [type, text]} or
-{"unsupported": why}; with "mutated": true where an argument was changed in place
+{"unsupported": why}; with "mutated": true if an argument was changed in place
 """
 
 import os
@@ -19,7 +19,7 @@ def serve(source: str, requests: int, replies: int) -> None:
     try:
         exec(compile(source, "candidate.py", "exec"), module.__dict__)
         failed = None
-    except BaseException as error:  # sys.exit as well: it shows as an exception at the first call
+    except BaseException as error:  # even sys.exit is reported as an exception of the first call
         failed = error
     with os.fdopen(requests, "rb") as lines:
         for line in lines:

@@ -1,6 +1,6 @@
-"""What there is on this machine to run code in: a Python, and a backend that holds.
+"""Finding a Python and a working sandbox backend on this machine.
 
-A backend counts as there once it has held a program that tries its measures. Where none does, nothing is run.
+A backend is used only after it has contained a program that probes its defences. Without one, no code is run.
 """
 
 import json
@@ -17,8 +17,8 @@ from scalerl.rl.sandbox.backend import BWRAP, FOLDER, BackendName, Interpreter, 
 from scalerl.rl.sandbox.sandbox import THREADS, Sandbox
 from scalerl.rl.sandbox.seccomp import MACHINES
 
-# Eight threads must start, and not THREADS more. Small stacks, so that these are refused by their number, and
-# not for want of memory. A memfd would hold data beyond the limit of /tmp, whose f_blocks is 0 without one.
+# Eight threads must start, and THREADS more must not. Stacks are small, so that the limit on threads refuses
+# them, not a lack of memory. A memfd could hold more than /tmp may, whose f_blocks is 0 without a limit.
 _PROBE = """
 import os, socket, threading
 def refused(call, *args):
@@ -48,7 +48,7 @@ _INSTALL = (
     "sysctl kernel.unprivileged_userns_clone=1 or kernel.apparmor_restrict_unprivileged_userns=0; in a "
     "container, docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
 )
-# Once every extension module is imported, /proc/self/maps names all shared libraries that they need.
+# After importing every extension module, /proc/self/maps names all shared libraries that they need.
 _QUERY = """
 import glob, importlib, json, os, site, sys, sysconfig
 for folder in [path for path in sys.path if path.endswith("lib-dynload")]:
@@ -71,7 +71,7 @@ print(json.dumps({
 
 @lru_cache
 def find_python(path: str) -> Interpreter:
-    """Return the Python of a path with its packages; for none, this one with the standard library alone.
+    """Return the Python at a path with its packages; for "", this Python with only the standard library.
 
     Raises:
         InputError: it cannot be run, or is below /tmp.
@@ -90,7 +90,7 @@ def find_python(path: str) -> Interpreter:
         where = f"{brief(below[0])} is below /tmp, of which the sandbox has its own"
         raise InputError(f"task.python: {where}: put this Python elsewhere, or name another")
     read = {FOLDER: str(Path(__file__).parent)}
-    # Sorted, so that a folder comes before what is in it, which then needs no mount of its own.
+    # Sorted, so that a folder comes before its contents, which then need no mounts of their own.
     for target in sorted({*paths, *map(os.path.realpath, paths)}):
         above = any(target.startswith(f"{folder}/") for folder in read)
         if Path(target).exists() and not above:
@@ -99,7 +99,7 @@ def find_python(path: str) -> Interpreter:
 
 
 def _links(path: str) -> list[str]:
-    """Return a path and, while it is a symbolic link, the paths that it leads to."""
+    """Return a path and the path behind every symbolic link that it leads through."""
     found = [path]
     while Path(found[-1]).is_symlink():
         found.append(os.path.normpath(Path(found[-1]).parent / Path(found[-1]).readlink()))
@@ -110,7 +110,7 @@ def find_backend(wanted: Literal["auto", "bwrap", "namespaces"], python: str = "
     """Return the first backend that works here, or the one that is `wanted`.
 
     Raises:
-        InputError: none does; says why, and what to install.
+        InputError: none works; the message says why, and what to install.
     """
     names: tuple[BackendName, ...] = get_args(BackendName) if wanted == "auto" else (wanted,)
     reasons: list[str] = []
@@ -124,8 +124,8 @@ def find_backend(wanted: Literal["auto", "bwrap", "namespaces"], python: str = "
 
 @lru_cache
 def _checked_backend(name: BackendName, python: str) -> SandboxBackend | str:
-    """Return a backend that has held a program that tries it; or why there is none."""
-    # Reasons are returned, as lru_cache keeps no exception: a check may start a sandbox.
+    """Return a backend that has passed the probe, or the reason why there is none."""
+    # Reasons are returned, not raised, as lru_cache keeps no exceptions and a check may start a sandbox.
     if sys.platform != "linux":
         return "requires Linux"
     if (machine := os.uname().machine) not in MACHINES:
@@ -143,7 +143,7 @@ def _checked_backend(name: BackendName, python: str) -> SandboxBackend | str:
 
 
 def _probe(backend: SandboxBackend, python: Interpreter) -> str:
-    """Return what a sandbox fails to hold, or why it does not start; empty where it is sound."""
+    """Return what a sandbox fails to contain, or why it does not start; empty if it is sound."""
     program = _PROBE.format(threads=THREADS, here=str(Path(__file__).parent))
     try:
         ran = Sandbox(backend, python).run(program, b"", seconds=20.0)

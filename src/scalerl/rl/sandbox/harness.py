@@ -1,11 +1,11 @@
-"""Tests of a data set, evaluated in a sandbox; the code that they test runs in another one.
+"""Tests of a data set, evaluated in a sandbox; the tested code runs in another one.
 
     this process                    candidate.py
     assert f([1, 2]) == 3   -- {"name": "f", "args": [[1, 2]]} -->   f of the completion
                             <-- {"value": 3} ---------------------
 
-The names that the code defines are proxies here: a call sends plain data and returns plain data. No object of
-the code reaches this process, so that none can be equal to everything, and no answer reaches the code.
+Names that the code defines are proxies here: a call sends plain data and returns plain data. No object of the
+code reaches this process, so none can compare equal to everything, and no expected answer reaches the code.
 """
 
 import ast
@@ -27,26 +27,26 @@ _WITHOUT = (
 
 
 class _UnsupportedError(BaseException):
-    """A test needs what a proxy cannot do; tests do not catch it by `except Exception`."""
+    """A test needs something that a proxy cannot do; `except Exception` in a test does not catch this."""
 
 
 class _CandidateError(Exception):
-    """The code raised an exception that is not a builtin one."""
+    """The code raised an exception that is not builtin."""
 
 
 class _Channel:
-    """Calls to the code, and what they showed."""
+    """Calls to the code, and the faults that they have shown."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._replies = requests, os.fdopen(replies, "rb")
         self.unsupported: str | None = None
         self.mutated: str | None = None
-        """A call that changed an argument which the test goes on to hold."""
+        """A call that changed an argument to which the test still has a reference."""
         self.broken = False
-        """Whether the process of the code ended, or sent what is no reply; a test may catch what shows it."""
+        """Whether the process of the code ended, or sent an invalid reply; a test may catch the exception."""
 
     def fail(self, why: str) -> NoReturn:
-        """Note that a test is not supported, and leave it."""
+        """Record that a test is not supported, and leave it."""
         self.unsupported = self.unsupported or why
         raise _UnsupportedError(why)
 
@@ -80,15 +80,15 @@ class _Channel:
 
 
 class _Proxy:
-    """A name of the code: it can be called, and nothing else."""
+    """A name of the code, which can be called, and nothing else."""
 
     def __init__(self, channel: _Channel, name: str) -> None:
         object.__setattr__(self, "_channel", channel)
         object.__setattr__(self, "_name", name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # What a test has written into the call has this many references; more are a variable of the test, in
-        # which it may look for what the code has changed in place.
+        # A literal in the call has exactly this many references. If there are more, a variable of the test
+        # holds the value, and the test may look there for what the code has changed in place.
         held = any(sys.getrefcount(value) > _REFERENCES for value in args if isinstance(value, _MUTABLE))
         return self._channel.call(self._name, args, kwargs, held or bool(kwargs))
 
@@ -108,7 +108,7 @@ class _Count:
 
 _MUTABLE = list | dict | set
 _REFERENCES = _Count()([])
-"""References to a list that is written into a call."""
+"""Number of references to a list literal in a call."""
 
 
 def _refuse(self: Any, *args: Any) -> Any:
@@ -128,10 +128,10 @@ def judge(
     replies: int,
     verdict: int,
 ) -> None:
-    """Evaluate `tests` after `setup`, and write the verdict: `passed`, `failed` or `unsupported`, with why.
+    """Evaluate `tests` after `setup`, and write the verdict: `passed`, `failed` or `unsupported`, and why.
 
-    Names that nothing here defines are those of the code, and so are those that `reference` defines, whose
-    imports are made. With an `entry_point`, tests define `check`, which is called with it.
+    Names that are not defined here refer to the code, and so do names that `reference` defines, whose imports
+    are executed. With an `entry_point`, the tests define `check`, which is called with it.
     """
     channel = _Channel(requests, replies)
     module = types.ModuleType("tests")
@@ -164,7 +164,7 @@ def _run(module: types.ModuleType, source: str, name: str) -> None:
 
 
 def _define(names: dict[str, Any], channel: _Channel, sources: Sequence[str], reference: str) -> None:
-    """Put proxies where the sources use names that they do not define, and the imports of the reference."""
+    """Define proxies for names of the code that the sources use, and make the imports of the reference."""
     body = ast.parse(reference).body
     imports: list[ast.stmt] = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     exec(compile(ast.Module(imports, []), "reference.py", "exec"), names)
@@ -176,7 +176,7 @@ def _define(names: dict[str, Any], channel: _Channel, sources: Sequence[str], re
 
 
 def _exception(name: str, text: str) -> Exception:
-    """Return what the code raised: a builtin exception, or one that stands for any other."""
+    """Return the exception of the code: a builtin one, or a `_CandidateError` for any other."""
     kind = getattr(builtins, str(name), None)
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
         error = kind(str(text))

@@ -1,9 +1,9 @@
-"""The way into the sandbox, run as the first lines of the sandboxed Python.
+"""Entry into the sandbox, run as the first lines of the sandboxed Python.
 
     namespaces (by bubblewrap, or by namespaces.py) -> a /tmp of its own -> user -> capabilities -> limits
     -> Landlock -> seccomp -> "ready" -> the program
 
-None of it can be undone by the process, so that the code of a model may run in the same one.
+The process can undo none of this, so the code of a model may run in the same process.
 """
 
 import itertools
@@ -24,7 +24,7 @@ _ALL_FILES = 1 << 20
 
 
 def main(fd: int) -> None:
-    """Enter the sandbox that the JSON object in the file `fd` describes, and run what it says."""
+    """Enter the sandbox that the JSON object in the file `fd` describes, and run its job."""
     with os.fdopen(fd, "rb") as file:
         job = json.load(file)
     if job["backend"] == "namespaces":
@@ -45,7 +45,7 @@ def main(fd: int) -> None:
     else:
         run = _program
     arguments = job["arguments"]
-    del job  # the program may look through these frames: it has the paths of the host
+    del job  # it has paths of the host, and the program could inspect these frames
     run(**arguments)
 
 

@@ -15,7 +15,7 @@ NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 24, 22, 38
 _PR_SET_DUMPABLE = 4
-# System calls that are younger than the split of the tables: their numbers are the same on every machine.
+# Newer system calls, which have the same number on every machine.
 _MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 442, 444, 445, 446
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
@@ -48,7 +48,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 
 
 def make_read_only(path: str, recursive: bool = True) -> None:
-    """Make a mount read-only, without devices and setuid programs; with all below it if `recursive`."""
+    """Make a mount (if `recursive`, with all below it) read-only, without devices and setuid programs."""
     attributes = struct.pack("=QQQQ", _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     _syscall(f"mount_setattr {path}", _MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, attributes, 32)
@@ -80,20 +80,20 @@ def die_with_parent() -> None:
 
 
 def bound_capabilities() -> None:
-    """Have no program to come get any capability; this needs one, so it comes before a change of user."""
+    """Drop all capabilities for later programs; this needs a capability, so it precedes a change of user."""
     for capability in range(64):
-        with contextlib.suppress(OSError):  # there are fewer
+        with contextlib.suppress(OSError):  # the kernel has fewer
             _prctl("PR_CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, and what a setuid program would give."""
+    """Drop all capabilities of this process, and any that a setuid program would give."""
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     _syscall("capset", _CAPSET[os.uname().machine], header, bytes(24))
     _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
     _prctl(
         "PR_SET_DUMPABLE", _PR_SET_DUMPABLE, 0
-    )  # a crash starts no handler of core dumps, which is outside
+    )  # so that a crash starts no core-dump handler, which runs outside the sandbox
 
 
 def filter_system_calls(program: bytes) -> None:
@@ -112,15 +112,15 @@ def landlock_abi() -> int:
 
 
 def restrict_files(read: Iterable[str], write: Iterable[str], devices: Iterable[str]) -> int:
-    """Allow this process these files and folders alone, no TCP, and no signal or abstract socket outside.
+    """Restrict this process to these files and folders, without TCP, or signals and abstract sockets outside.
 
     Returns:
-        the version of Landlock that did so; 0 where the kernel has none. Each version denies some more.
+        the kernel's version of Landlock, 0 for none; newer versions deny more.
     """
     abi = landlock_abi()
     if abi == 0:
         return 0
-    # Those that each version knows: an unknown one is an error.
+    # Only the rights that the version knows, as unknown ones are an error.
     rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     attributes = struct.pack("=QQQ", rights, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
     ruleset = _syscall("landlock", _LANDLOCK_CREATE, attributes, len(attributes), 0)

@@ -1,10 +1,10 @@
 """Entry into namespaces without another program; it runs at the start of a sandboxed process.
 
-    outer    in the namespaces of the caller; reports the process below it, waits for it
-    init     process 1 of the sandbox: the kernel ends all others with it, and it with `outer`
-    program  goes on to the jail
+    outer    in the namespaces of the caller; reports the pid of `init`, and waits for it
+    init     process 1 of the sandbox; the kernel kills it with `outer`, and all others with it
+    program  continues in the jail
 
-A program is never process 1 itself: it could then outlive `outer` by a call of prctl.
+The program is never process 1 itself, as it could then outlive `outer` by a call of prctl.
 """
 
 import json
@@ -21,7 +21,7 @@ _BASE, _OLD = "/tmp", "/.old"
 
 
 def enter(job: Mapping[str, Any]) -> None:
-    """Return in a new process, in namespaces whose root holds `job["read"]` and `job["devices"]` alone."""
+    """Return in a new process, in namespaces whose root holds only `job["read"]` and `job["devices"]`."""
     kernel.die_with_parent()
     if os.getppid() != job["parent"]:
         os._exit(1)
@@ -38,7 +38,7 @@ def enter(job: Mapping[str, Any]) -> None:
         _wait_for(init, kept=held)
     os.close(held)
     kernel.die_with_parent()
-    if select.select([alive], [], [], 0)[0]:  # `outer` had ended before
+    if select.select([alive], [], [], 0)[0]:  # `outer` ended before die_with_parent
         os._exit(1)
     os.close(alive)
     os.setsid()
@@ -49,7 +49,7 @@ def enter(job: Mapping[str, Any]) -> None:
 
 
 def _wait_for(process: int, kept: int = -1) -> None:
-    """Wait for a process without holding its files, and exit as it did."""
+    """Wait for a process without keeping its files open, and exit with its status."""
     os.closerange(0, max(kept, 0))
     os.closerange(kept + 1, 1 << 20)
     while True:

@@ -3,7 +3,7 @@
     null, true, 1, 1.5, "text", [1, 2]     as they are: None, bool, int, float, str, list
     {"tuple": [1, 2]}, {"dict": [[k, v]]}  everything else, under the name of its type
 
-What is decoded is of exactly these types, whatever the other side sent: no method of its values is its own.
+Decoded values are of exactly these types, whatever the other side sent, so they cannot bring methods along.
 """
 
 import json
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_LINE = 16 << 20
-"""Bytes of one message."""
+"""The most bytes of one message."""
 _DEPTH = 100
-_LONG = 1 << 4096  # decimal digits of longer integers take quadratic time, and Python refuses to read them
+_LONG = 1 << 4096  # longer integers take quadratic time in decimal, and Python refuses to parse them
 
 _ITEMS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _PAIRS: dict[str, Callable[[Any], Any]] = {
@@ -31,10 +31,10 @@ class NotPlainError(Exception):
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """Return a value as what `json.dumps` takes.
+    """Return a value in a form that `json.dumps` accepts.
 
     Raises:
-        NotPlainError: it holds another type than those of this module.
+        NotPlainError: it contains a type that this module does not support, or is nested too deeply.
     """
     kind = type(value)
     if depth > _DEPTH:
@@ -60,10 +60,10 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Return the value that `encode` was given.
+    """Return the value that `encode` turned into `value`.
 
     Raises:
-        ValueError, TypeError, OverflowError: `encode` returns nothing of the kind.
+        ValueError, TypeError, OverflowError: `encode` cannot have returned `value`.
     """
     if isinstance(value, list):
         return [decode(item) for item in value]
@@ -87,7 +87,7 @@ def decode(value: Any) -> Any:
 
 
 def dumps(message: dict[str, Any]) -> bytes:
-    """Return a message, of encoded values, as a line."""
+    """Return a message of encoded values as a line."""
     return json.dumps(message).encode() + b"\n"
 
 
@@ -95,7 +95,7 @@ def loads(line: bytes) -> dict[str, Any]:
     """Return the message in a line.
 
     Raises:
-        ValueError, RecursionError: it is none.
+        ValueError, RecursionError: it is not a message.
     """
     message = json.loads(line)
     if not isinstance(message, dict):

@@ -1,10 +1,10 @@
-"""Programs and tests in the sandbox, judged from outside.
+"""Programs and tests in the sandbox, verified from outside.
 
-    run     a program, its input and output: what it printed comes back as data
-    check   tests: two sandboxes, one with the tests and one with the code, and two pipes between them
+    run     runs a program on some input, and returns its output as data
+    check   runs tests: in two sandboxes, one with the tests and one with the code, and two pipes between them
 
-Wall time and output are bounded here, by killing process 1 of the sandbox: the kernel ends the others too.
-CPU time, memory, threads, files and what may be called at all are bounded inside (jail.py).
+Wall time and output are limited here, by killing process 1 of the sandbox, with which the kernel kills all
+others. CPU time, memory, threads, files and system calls are limited inside (jail.py).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from scalerl.rl.sandbox.backend import (
 )
 
 THREADS = 64
-"""Threads of a program at most."""
+"""The most threads of a program."""
 DISK = 64 << 20
 """Bytes of its /tmp, and of any file in it."""
 _SEALED = 1 | 2 | 4 | 8  # no more seals, no shrinking, no growth, no writing
-_OWN_PROCESSES = 3  # of the sandbox itself, where they count as the program's user
-_ERRORS = 1 << 16  # bytes of stderr that are kept, at most
+_OWN_PROCESSES = 3  # processes of the sandbox itself, which may count as the program's user
+_ERRORS = 1 << 16  # the most bytes of stderr that are kept
 _ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "PYTHONUTF8": "1",
     "PYTHONHASHSEED": "0",  # the order of a set must not decide a verdict by chance
-    "MALLOC_ARENA_MAX": "1",  # another for each thread would take 64 MiB of address space
+    "MALLOC_ARENA_MAX": "1",  # an arena per thread would take 64 MiB of address space each
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
 
@@ -55,30 +55,30 @@ class Ran:
     """Result of a program."""
 
     status: int
-    """Exit status of the program; 128 and more for a signal."""
+    """Exit status of the program; 128 plus the number of a signal that killed it."""
     output: bytes
     errors: bytes
-    """The beginning of what it printed to stderr."""
+    """The beginning of its stderr."""
     stopped: Literal["time", "output"] | None
     """The limit at which it was killed."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What tests said of a code: `passed`, `failed`, or `unsupported` if they need more than plain data."""
+    """Result of tests on code: `passed`, `failed`, or `unsupported` if they need more than plain data."""
 
     verdict: Literal["passed", "failed", "unsupported"]
     why: str = ""
 
 
 class _OpenFiles:
-    """Files that are closed at the end of a block, but for those that were closed before."""
+    """Files that are closed at the end of a block, unless they were closed before."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
 
     def pipe(self) -> tuple[int, int]:
-        """Return a new pipe: the end to read from, and that to write to."""
+        """Return a new pipe: its read end and its write end."""
         ends = os.pipe()
         self._open.update(ends)
         return ends
@@ -107,14 +107,14 @@ class _OpenFiles:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Runs Python by a backend; `memory` is the bytes of address space of one program."""
+    """Runs Python in a backend; `memory` limits the bytes of address space of one program."""
 
     backend: SandboxBackend
     python: Interpreter
     memory: int = 1 << 30
 
     def run(self, program: str, given: bytes, seconds: float, most: int = 1 << 20) -> Ran:
-        """Run a program with `given` as its input, for `seconds`, until it has printed over `most` bytes.
+        """Run a program on the input `given`, for at most `seconds` and until it has printed `most` bytes.
 
         Raises:
             SandboxError: the sandbox did not start.
@@ -126,14 +126,14 @@ class Sandbox:
             with self._start("program", {"source": program}, seconds, streams, {}) as process:
                 files.close(stdout, stderr)
                 texts, stopped = _read({output: most}, {errors: _ERRORS}, until)
-                # A program that has closed its output goes on for as long as it may.
+                # A program that has closed its output may run on until the time limit.
                 if stopped is None and not process.wait(until - time.monotonic()):
                     stopped = "time"
         process.check(texts[errors])
         return Ran(process.status, texts[output], texts[errors], stopped)
 
     def check(self, code: str, tests: Mapping[str, Any], seconds: float) -> Verdict:
-        """Run `code`, and tests of it in another sandbox; `tests` are arguments of `harness.judge`.
+        """Run `code`, and its tests in another sandbox; `tests` are arguments of `harness.judge`.
 
         Raises:
             SandboxError: a sandbox did not start.
@@ -169,7 +169,7 @@ class Sandbox:
         streams: tuple[int, int, int],
         fds: Mapping[str, int],
     ) -> _Process:
-        """Start a sandbox; `fds` are arguments that are files."""
+        """Start a sandbox; `fds` are the arguments that are file descriptors."""
         own = is_privileged()
         limits = {
             "AS": self.memory,
@@ -196,7 +196,7 @@ class Sandbox:
 
 
 class _Process:
-    """A process in a sandbox, with all that is around it; the end of its block kills what is left."""
+    """A process in a sandbox, with the processes around it; leaving its block kills all that are left."""
 
     def __init__(
         self, backend: SandboxBackend, python: Interpreter, job: dict[str, Any], streams: tuple[int, int, int]
@@ -248,13 +248,13 @@ class _Process:
             os.close(fd)
 
     def check(self, errors: bytes) -> None:
-        """Raise a SandboxError where it did not get as far as the program."""
+        """Raise a SandboxError if the sandbox did not get as far as starting the program."""
         if b"ready" not in self._reports:
             lines = errors.decode(errors="replace").strip().splitlines() or [f"status {self.status}"]
             raise SandboxError(f"{self._backend.name} does not start a sandbox ({lines[-1][:300]})")
 
     def _kill(self) -> None:
-        """Kill process 1 of the sandbox, so that all of it has ended when the outer process does."""
+        """Kill process 1 of the sandbox, so that all processes in it end before the outer one."""
         self._receive()
         found = re.search(rb'"child-pid": ?(\d+)', self._reports)
         with contextlib.suppress(OSError):
@@ -268,7 +268,7 @@ class _Process:
                         return
                 finally:
                     os.close(fd)
-        self._process.kill()  # its process 1 is not there yet, and ends with it
+        self._process.kill()  # process 1 does not exist yet, and would end with this process
 
     def _receive(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -279,9 +279,9 @@ class _Process:
 def _read(
     bounded: Mapping[int, int], kept: Mapping[int, int], until: float
 ) -> tuple[dict[int, bytes], Literal["time", "output"] | None]:
-    """Return what comes from pipes until their ends, and what stopped that before.
+    """Read pipes to their ends; return their data, and the limit that stopped the reading, if any.
 
-    More bytes than a limit in `bounded` stop it; of `kept` so many first bytes are returned.
+    More bytes than a limit in `bounded` stop it; for pipes in `kept`, only so many first bytes are returned.
     """
     limits = {**bounded, **kept}
     parts: dict[int, list[bytes]] = {fd: [] for fd in limits}
@@ -304,8 +304,8 @@ def _read(
 
 
 def _ready(fds: list[int], seconds: float) -> list[int]:
-    """Return which of some files can be read within some seconds."""
-    poll = select.poll()  # select() takes no file above 1024
+    """Return the files that become readable within `seconds`."""
+    poll = select.poll()  # select() does not support descriptors from 1024 on
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return [fd for fd, _ in poll.poll(max(seconds, 0.0) * 1000)]

@@ -1,8 +1,8 @@
-"""The system calls that sandboxed Python may make: a filter of seccomp, which lists what is allowed.
+"""The system calls that sandboxed Python may make: a seccomp filter that lists the allowed ones.
 
-What is not in it fails with EPERM: starting processes and programs, signals to others, network, mounts,
-namespaces, credentials, ptrace, keys, io_uring, perf, memory that no limit counts (memfd, System V), and
-whatever kernels to come will have. Threads, files, timers and pipes work.
+All others fail with EPERM: starting processes and programs, signals to others, network, mounts, namespaces,
+credentials, ptrace, keys, io_uring, perf, memory that no limit counts (memfd, System V), and new calls of
+future kernels. Threads, files, timers and pipes work.
 """
 
 import os
@@ -36,13 +36,13 @@ open:2: stat:4: lstat:6: poll:7: access:21: pipe:22: select:23: dup2:33: alarm:3
 mkdir:83: rmdir:84: link:86: unlink:87: symlink:88: readlink:89: time:201: epoll_create:213: epoll_wait:232:
 eventfd:284: arch_prctl:158: getpgrp:111: utime:132: utimes:235: futimesat:261: pause:34:
 """
-"""`name:number on x86-64:number on AArch64`, from the kernel's headers; the last are of x86-64 alone."""
+"""`name:number on x86-64:number on AArch64`, from the kernel's headers; the last exist only on x86-64."""
 _CHECKED = "kill:62:129 tgkill:234:131 clone:56:220 prctl:157:167 ioctl:16:29 prlimit64:302:261 fchmod:91:52 \
 fchmodat:268:53 chmod:90:"
 _CLONE3 = 435
 
 MACHINES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
-"""Machines whose numbers are known: the column above, and the name of the architecture in a filter."""
+"""Machines whose numbers are known: the column above, and the code of the architecture in a filter."""
 _LOAD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
 _KILL, _ALLOW, _ERROR = 0x80000000, 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
@@ -51,9 +51,9 @@ _WHOLE = 0xFFFFFFFF
 
 
 def filter_for(machine: str, pid: int) -> bytes:
-    """Return the filter of a machine, for a process that may signal itself, `pid`, alone."""
+    """Return the filter for a machine and a process that may send signals only to itself, `pid`."""
     column, architecture = MACHINES[machine]
-    # Argument, mask, value: allowed where the masked argument is the value.
+    # (argument, mask, value): allowed if the masked argument equals the value.
     checks = {
         "kill": [(0, _WHOLE, pid)],
         "tgkill": [(0, _WHOLE, pid)],

@@ -1,6 +1,6 @@
 """Tasks: prompts and their verifiers.
 
-    task.py       what a task provides (`Task`); docs/extend/task.md adds one
+    task.py       the protocol `Task`; docs/extend/task.md adds a task
     chain.py      the demonstration's arithmetic, made from a seed
     dataset.py    prompts from files and the Hugging Face Hub
     code.py       programming problems, whose answers are run in `scalerl.rl.sandbox`

@@ -4,11 +4,10 @@
     thinking   + 7 * 9 - 0           one `op value` pair per step
     answer     </think> 0 <eos>
 
-A chain of k operations needs 2 k thinking tokens, so a thinking budget of 16 tokens lets a model work out
-8 operations: for lengths up to 8, and some far above, the budget sets a ceiling on the pass rate that is
-known before anything is trained.
-Multipliers are coprime to 10, so every operation is a bijection, every value is equally likely, and a guess
-is right exactly one time in ten.
+A chain of k operations needs 2 k thinking tokens, so a thinking budget of 16 tokens allows 8 operations. With
+lengths up to 8, and some far above 8, the budget sets a ceiling on the pass rate that is known before
+training. Multipliers are coprime to 10, so every operation is a bijection, every value is equally likely, and
+a guess is right exactly one time in ten.
 """
 
 import hashlib
@@ -42,15 +41,15 @@ def apply(op: str, x: int, b: int) -> int:
 class Chain(Task):
     """Chains of 1..`k_max` operations, `train_per_length` and `heldout_per_length` distinct prompts of each.
 
-    Short chains have few distinct prompts (k = 1: 240, k = 2: 5760), so that fewer than `train_per_length`
-    may remain for training. Held-out prompts are drawn first and never appear in the training split or in
+    Short chains have few distinct prompts (k = 1: 240, k = 2: 5760), so fewer than `train_per_length` may
+    remain for training. Held-out prompts are drawn first and never appear in the training split or in
     demonstrations.
     """
 
     k_max: int = 10
     skip: tuple[int, ...] = ()
     """Lengths to leave out: those just above a thinking budget. A model learns to compute one or two
-    operations without writing them down, so that with these lengths the budget would not set the ceiling."""
+    operations without writing them down, so with these lengths the budget would not set the ceiling."""
     heldout_per_length: int = 100
     train_per_length: int = 240
     seed: int = 1
@@ -77,7 +76,7 @@ class Chain(Task):
         return 2 * self.k_max + 2
 
     def text(self, chain: Sequence[str]) -> str:
-        """Return the prompt of a chain, padded with dots: step j is at a fixed distance from operation j."""
+        """Return the prompt of a chain, padded with dots to keep step j at one distance from operation j."""
         return " ".join([*chain, "=", *[FILLER] * (self.prompt_tokens - len(chain) - 1)])
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -91,7 +90,7 @@ class Chain(Task):
 
     @property
     def heldout_hash(self) -> str:
-        """A hash of the held-out set. It has no messages, unlike `Task.heldout_hash`: records keep it."""
+        """Hash of the held-out set without messages (unlike `Task.heldout_hash`), as in old records."""
         lines = "\n".join(f"{p.id}\t{p.text}\t{p.answer}" for p in self.prompts("heldout"))
         return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
 
@@ -108,7 +107,7 @@ class Chain(Task):
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """Return +1 if exactly the right digit follows the end of thinking, else -1."""
-        # The first marker counts: text between two markers was thinking on the budget of the answer.
+        # The first marker counts: any text between two markers was thinking on the budget of the answer.
         _, separator, answer = text.partition(END_OF_THINKING)
         correct = bool(separator) and answer.strip() == prompt.answer
         return Reward(1.0 if correct else -1.0, correct)
@@ -154,16 +153,16 @@ def _distinct(rng: Random, k: int, n: int) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Worked examples for the base model, with the errors that RL can remove.
+    """Worked examples for the base model, with errors that RL can remove.
 
-    Each example gives up before a step with a probability of its own, uniform in [0, 2 `give_up`], and
-    answers with the value it has, which is right one time in ten. A value is wrong with
-    probability `slip`, and the chain goes on from it. The answer is followed by a further digit with
-    probability `ramble`, then again with probability one half, so that some answers overrun their budget.
-    Thinking that reaches `thinking_tokens` is interrupted as the generator interrupts it.
+    Each example has a probability, uniform in [0, 2 `give_up`], of giving up before a step; it then answers
+    with the current value, which is right one time in ten. A value is wrong with probability `slip`, and the
+    chain continues from it. The answer is followed by another digit with probability `ramble`, and by each
+    further one with probability one half, so that some answers overrun their budget. Thinking that reaches
+    `thinking_tokens` is interrupted as the generator does it.
 
     With the three probabilities at 0 the demonstrations are perfect: the right answer follows even
-    interrupted thinking, so that a model trained on them shows whether it can do the rest without writing.
+    interrupted thinking, so a model trained on them shows whether it can do the rest without writing it down.
     """
 
     task: Chain

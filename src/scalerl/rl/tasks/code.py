@@ -3,8 +3,8 @@
     row -> prompt, tests         HumanEval, MBPP, pairs of input and output, or lists of asserts
     completion -> code -> tests in the sandbox -> reward 1 if all pass, else 0
 
-What tests say is never decided in the process that ran the code: what a program prints is compared here, and
-asserts are evaluated in a sandbox of their own, on plain data that the code returns.
+The process that runs the code never decides the result of a test: the output of a program is compared here,
+and asserts are evaluated in a sandbox of their own, on plain data that the code returns.
 """
 
 import ast
@@ -27,8 +27,8 @@ from scalerl.rl.types import FAILED, Prompt, Reward
 _SHARE = 0.8
 """Share of `limits.seconds` for the tests: code that takes longer is wrong, not a failed verification."""
 _PROGRAMS = 4
-"""Programs that `limits.memory_gib` is shared out to: two run at once, beside what verifies."""
-_MORE = 1 << 16  # bytes that a program may print beyond what is expected
+"""Programs that share `limits.memory_gib`: two run at once, beside the verifying processes."""
+_MORE = 1 << 16  # bytes that a program may print beyond the expected output
 _BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _FORMATS = (
     "`prompt`, `test` and `entry_point` (HumanEval); `text` and `test_list` (MBPP); or a prompt and `tests`, "
@@ -38,21 +38,21 @@ _FORMATS = (
 
 @dataclass(frozen=True)
 class Code(Dataset):
-    """Programming problems of a data set; `docs/howto/tasks.md` has the formats and how they are judged."""
+    """Programming problems of a data set; `docs/howto/tasks.md` has the formats and how they are verified."""
 
     kind: Literal["code"] = "code"  # pyright: ignore[reportIncompatibleVariableOverride]
     prompt: str = ""
-    """The column of the problem; empty: `prompt`, or `text` where there is none."""
+    """The column of the problem; if empty, `prompt`, or `text` if there is no such column."""
     answer: str = field(init=False, default="*")
     verifier: Annotated[Verifier, Choice("verifiers", Verifier, AnyVerifier)] = field(
         init=False, default_factory=Math, repr=False
     )
     after: str = "</think>"
-    """What ends the thinking: code is looked for after the first of these."""
+    """The end of thinking: code is searched for after its first occurrence."""
     sandbox: Literal["auto", "bwrap", "namespaces"] = "auto"
-    """What encloses the code; `auto` takes the first that works."""
+    """The sandbox for the code; `auto` uses the first that works."""
     python: str = ""
-    """The Python that runs the code, with its packages; empty: this one, with the standard library alone."""
+    """The Python that runs the code, with its packages; if empty, this one with only the standard library."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,10 +60,10 @@ class Code(Dataset):
             raise ValueError("limits.memory_gib and limits.seconds must be at least 1 for code")
 
     def environment(self) -> dict[str, str]:
-        """Return what runs the code here.
+        """Return the sandbox and the Python that run the code on this machine.
 
         Raises:
-            InputError: no sandbox works on this machine; says why, and what to install.
+            InputError: no sandbox works on this machine; the message says why, and what to install.
         """
         sandbox = self._sandbox
         return {"sandbox": sandbox.backend.description, "python": sandbox.python.executable}
@@ -90,7 +90,7 @@ class Code(Dataset):
         return _reward(verdict.verdict == "passed")
 
     def _prints(self, code: str, pairs: list[list[str]], until: float) -> bool:
-        """Return whether a program prints what is expected of each input, and exits with status 0."""
+        """Return whether a program prints the expected output for each input, and exits with status 0."""
         for given, expected in pairs:
             left = until - time.monotonic()
             if left <= 0:
@@ -107,7 +107,7 @@ class Code(Dataset):
         return Sandbox(backend, python, int(self.limits.memory_gib * 2**30 / _PROGRAMS))
 
     def reference(self, prompt: Prompt) -> str | None:
-        """Return the code of the row, which HumanEval and MBPP have; where there is none, None."""
+        """Return the reference code of the row, which HumanEval and MBPP have; None if there is none."""
         problem = json.loads(prompt.answer)
         return problem.get("reference") or problem.get("solution") or None
 
@@ -120,7 +120,7 @@ class Code(Dataset):
         shown = _filled(row.values).get("test_list")
         if not shown:
             return [("user", text)]
-        # The name of the function stands nowhere else.
+        # The tests are the only place with the name of the function.
         return [("user", f"{text}\n\nYour code should pass these tests:\n\n" + "\n".join(map(str, shown)))]
 
     def _column(self, row: DatasetRow) -> str:
@@ -132,13 +132,13 @@ class Code(Dataset):
 
 
 def _problem(row: DatasetRow, text: str) -> dict[str, Any]:
-    """Return the tests of a row, as `verify` takes them."""
+    """Return the tests of a row in the form that `verify` expects."""
     values = _filled(row.values)
     problem: dict[str, Any] = {"setup": "", "reference": "", "entry_point": "", "prompt": ""}
     if "entry_point" in values and "test" in values:
         problem |= {"tests": [values["test"]], "entry_point": values["entry_point"]}
         problem |= {"setup": text, "prompt": text}
-        # Not the reference, whose definitions the tests of MBPP take for those of the code.
+        # Not as `reference`: in the tests, names that `reference` defines (for MBPP) stand for the code's.
         if solution := values.get("canonical_solution"):
             problem |= {"solution": text + solution}
     elif "test_list" in values:
@@ -164,7 +164,7 @@ def _problem(row: DatasetRow, text: str) -> dict[str, Any]:
 
 
 def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that hold something: a table has empty ones where a row has another format."""
+    """Return the columns that are not empty: in a table of mixed formats, a row has empty columns."""
     return {name: value for name, value in values.items() if value not in (None, "", [])}
 
 
@@ -178,9 +178,9 @@ def _pair(test: Mapping[str, Any], row: DatasetRow) -> list[str]:
 
 
 def code_of(answer: str, problem: Mapping[str, Any]) -> str:
-    """Return the code in an answer: the last fenced block, or all of it where there is none.
+    """Return the code in an answer: its last fenced block, or all of it if there is none.
 
-    For HumanEval the prompt comes before it, whose function it continues, or defines again with its name.
+    For HumanEval, the prompt precedes the code, which continues its function or defines it again.
     """
     blocks = _BLOCK.findall(answer)
     code = blocks[-1] if blocks else answer
@@ -191,7 +191,7 @@ def code_of(answer: str, problem: Mapping[str, Any]) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of an output without white space at their ends, and without empty ones at its end."""
+    """Return the lines of an output without trailing white space, and without trailing empty lines."""
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 

@@ -2,7 +2,7 @@
 
     rows -> prompts (system, template) -> without duplicates -> held out | train -> limit
 
-Which prompts are held out, or kept by a limit, depends on the seed and the texts alone: not on the order of
+Which prompts are held out, or kept by a limit, depends only on the seed and the texts: not on the order of
 the rows, and hardly on rows that are added later.
 """
 
@@ -35,11 +35,11 @@ _OF_THE_LOADER = {
     "tokenize",
     "chat_template",
 }
-"""Arguments of `apply_chat_template` that are no variables of the template."""
+"""Arguments of `apply_chat_template` that are not variables of the template."""
 AnyVerifier = Math | Exact | Function | Trl | Verl
 """The verifiers of the package that a recipe can name."""
 _HALF = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair, which JSON can hold but no tokenizer takes."""
+"""Half of a surrogate pair, which JSON can hold but no tokenizer accepts."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -52,27 +52,27 @@ class Dataset(Task):
     kind: Literal["dataset"] = "dataset"
     subset: str | None = None
     split: str = "train"
-    """The split of a folder or a data set of the Hub."""
+    """The split of a folder or of a data set on the Hub."""
     heldout_path: str | None = None
     heldout_split: str | None = None
-    """The source of the held-out prompts; with neither, they are drawn from the other prompts."""
+    """The source of the held-out prompts; without both, they are drawn from the prompts of `path`."""
     heldout: int = 1000
-    """Prompts to hold out: exactly as many if drawn from the others, at most as many of a source."""
+    """Number of prompts to hold out: exact if drawn from `path`, a maximum with a separate source."""
     limit: int | None = None
-    """Training prompts at most."""
+    """Maximum number of training prompts."""
     seed: int = 0
-    """The seed by which prompts are held out, and kept by `limit`."""
+    """Seed of the choice of held-out prompts, and of those that `limit` keeps."""
     prompt: str = "prompt"
     """The column of a text or of chat messages; `a.b` is field b of column a."""
     answer: str = "answer"
-    """The column of a text or a number, for some verifiers of a list or an object; `*` is all of the row."""
+    """The column of a text or a number, or for some verifiers a list or an object; `*` is the whole row."""
     id: str | None = None
     system: str | None = None
-    """A system prompt, in place of that of the data."""
+    """A system prompt that replaces that of the data."""
     template: str | None = None
     """Text around the prompt, which replaces `{prompt}`; with messages, around the last one."""
     chat_template: bool = True
-    """Whether prompts go through the chat template of the tokenizer, or are tokenized as they are."""
+    """Whether prompts go through the tokenizer's chat template, or are tokenized as they are."""
     chat_template_args: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Variables of the chat template, such as `enable_thinking = false`."""
     too_long: Literal["error", "drop"] = "error"
@@ -94,7 +94,7 @@ class Dataset(Task):
         """Return the prompts of a split, in the order of the rows.
 
         Raises:
-            InputError: the data cannot be read, or does not fit the fields; names file, row and column.
+            InputError: the data cannot be read, or does not fit the fields (named by file, row and column).
         """
         prompts = self._contents[0][split]
         if not prompts:
@@ -115,11 +115,11 @@ class Dataset(Task):
         return self.verifier.verify(prompt, text)
 
     def reference(self, prompt: Prompt) -> str | None:
-        """Return a right answer, which the verifier knows how to find."""
+        """Return a right answer, as found by the verifier."""
         return self.verifier.reference(prompt)
 
     def without(self, ids: frozenset[str]) -> Dataset | None:
-        """Return the data without the prompts of these ids, if `too_long` says that they are dropped.
+        """Return the data without the prompts of these ids, or None if `too_long` is "error".
 
         Raises:
             InputError: a split has no other prompts.
@@ -134,7 +134,7 @@ class Dataset(Task):
             if not prompts and self._contents[0][split]:
                 raise InputError(f"{self.path}: every prompt of the {split} split is too long")
         other = replace(self)
-        # The dataclass is frozen; this is where the cached property keeps its value.
+        # Set the value of the cached property directly, as the dataclass is frozen.
         other.__dict__["_contents"] = kept, self.dropped + Counter(too_long=len(ids))
         return other
 
@@ -160,7 +160,7 @@ class Dataset(Task):
         train = [prompt for _, prompt in self._drawn(left, self.limit)]
         if not held:
             raise InputError(f"{self.path}: no held-out prompt")
-        # With none to train on, it is a benchmark: `prompts` raises where they are needed.
+        # Without training prompts it may be a benchmark: `prompts` raises if they are needed.
         return {"heldout": list(held.values()), "train": train}, +dropped
 
     def _distinct(self, path: str, split: str, name: str, dropped: Counter[str]) -> dict[str, Prompt]:
@@ -185,7 +185,7 @@ class Dataset(Task):
         return found
 
     def _drawn(self, prompts: Iterable[tuple[str, Prompt]], n: int | None) -> list[tuple[str, Prompt]]:
-        """Return `n` of the prompts, chosen by a hash of seed and text, in their order."""
+        """Return `n` of the prompts, chosen by a hash of seed and text, in their original order."""
         prompts = list(prompts)
         if n is None or n >= len(prompts):
             return prompts
@@ -243,7 +243,7 @@ def _messages(found: list[Any], row: DatasetRow, column: str) -> list[tuple[str,
 
 @dataclass(frozen=True)
 class DatasetRow:
-    """One row of a file or data set: its place in messages, its number from 1, its values by column."""
+    """One row of a file or data set: its place (for messages), its number from 1, its values by column."""
 
     place: str
     number: int
@@ -270,7 +270,7 @@ class DatasetRow:
 def _read_rows(path: str, subset: str | None, split: str, columns: Sequence[str] | None) -> list[DatasetRow]:
     """Return the rows of a JSONL or Parquet file, of a folder, or of a data set of the Hugging Face Hub.
 
-    `subset` and `split` apply to the last two; of Parquet and of data sets only `columns` are read, or all.
+    `subset` and `split` apply to the last two. From Parquet and data sets, only `columns` are read if given.
     """
     file = Path(path)
     if file.suffix in (".jsonl", ".ndjson"):
@@ -322,7 +322,7 @@ def _data_set(path: str, subset: str | None, split: str, columns: Sequence[str] 
 
 
 def _wanted(source: str, there: list[str], columns: Sequence[str] | None) -> list[str]:
-    """Return the existing columns that `columns` need: by full name, or by the part before the first dot."""
+    """Return the existing columns that `columns` name, in full or by the part before the first dot."""
     wanted = set()
     for column in there if columns is None else columns:
         found = {column, column.partition(".")[0]} & set(there)

@@ -1,14 +1,14 @@
-"""`env`: a data set with tools, by classes that TRL's GRPOTrainer takes for `environment_factory`.
+"""`env`: a data set with tools, in classes like those for `environment_factory` of TRL's GRPOTrainer.
 
-    reset(**row)     begins; returns None, or a text that is appended to the prompt
-    other methods    tools, unless their names begin with `_`: with type hints and a Google-style docstring
-    get_reward()     the reward, where the class has it: a bool for +1 and -1, or a number
+    reset(**row)     starts an episode; returns None, or a text that is appended to the prompt
+    other methods    tools, unless their names start with `_`; they need type hints and a Google-style
+    docstring get_reward()     optional: the reward, a bool for +1 and -1, or a number
 
 The system prompt lists the tools, and the model calls them, in the Hermes format of Qwen's chat templates:
 
     <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>
 
-An instance lives for one call of a worker: every turn begins with `reset`, and makes all calls so far again.
+An instance lives for one call of a worker: every turn starts with `reset` and repeats all earlier calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from scalerl.rl.types import Prompt, Reward, as_reward
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _NO_TOOLS = ("reset", "get_reward")
-# Qwen2.5's and Qwen3's own words: their templates would write the same.
+# The exact words of the chat templates of Qwen2.5 and Qwen3.
 _SYSTEM = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -48,17 +48,17 @@ XML tags:
 
 @dataclass(frozen=True)
 class Environment(Dataset):
-    """Prompts of a data set, and a class with tools; `docs/howto/tasks.md` has what that must have."""
+    """Prompts of a data set, and a class with tools; `docs/howto/tasks.md` describes the class."""
 
     kind: Literal["env"] = "env"  # pyright: ignore[reportIncompatibleVariableOverride]
     environment: str = ""
     """The class, `path/to/file.py:Class` or `package.module:Class`."""
     turns: int = 8
-    """Turns at most: the calls of all but the last are made."""
+    """Maximum number of turns; the calls of the last one are not made."""
     answer: str = "*"
-    """What `reset` is given: all of the row, or one column."""
+    """The argument of `reset`: the whole row (`*`), or one column."""
     correct_at: float = 1.0
-    """A completion is correct from this value of `get_reward` on, where the class has that."""
+    """If the class has `get_reward`, a completion is correct from this reward on."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,13 +68,13 @@ class Environment(Dataset):
             raise ValueError("turns must be at least 2: the calls of the last one are not made")
 
     def prepare(self) -> None:
-        """Load the class, and the verifier where that scores."""
+        """Load the class, and the verifier if the class has no reward."""
         _, rewards = self._loaded
         if not rewards:
             self.verifier.prepare()
 
     def respond(self, prompt: Prompt, turns: Sequence[str]) -> Sequence[str]:
-        """Return what the calls in the last turn answer, one text each; none where it has no call."""
+        """Return the answers to the calls in the last turn, one text each; empty if it has no call."""
         return self._replay(prompt, turns)[1] if calls_in(turns[-1]) else []
 
     def verify(self, prompt: Prompt, text: str) -> Reward | bool:
@@ -82,7 +82,7 @@ class Environment(Dataset):
         return self.verify_turns(prompt, [text])
 
     def verify_turns(self, prompt: Prompt, turns: Sequence[str]) -> Reward | bool:
-        """Return the environment's own reward; where it has none, verify the last turn."""
+        """Return the environment's reward; if it has none, verify the last turn."""
         _, rewards = self._loaded
         if not rewards:
             return self.verifier.verify(prompt, turns[-1])
@@ -92,12 +92,12 @@ class Environment(Dataset):
         return Reward(value, value >= self.correct_at)
 
     def reference(self, prompt: Prompt) -> str | None:
-        """Return a right answer, where the verifier scores; else it takes calls, and none is known."""
+        """Return a right answer if the verifier scores; if the environment does, none is known."""
         _, rewards = self._loaded
         return None if rewards else self.verifier.reference(prompt)
 
     def _replay(self, prompt: Prompt, turns: Sequence[str]) -> tuple[Any, list[str]]:
-        """Return an environment after some turns, and what the last of them was answered."""
+        """Return an environment after some turns, and its answers to the last one."""
         environment = self._loaded[0]()
         environment.reset(**self._row(prompt.answer))
         tools, answers = _tools_of(environment), list[str]()
@@ -132,7 +132,7 @@ class Environment(Dataset):
         from transformers.utils.chat_template_utils import get_json_schema
 
         make, _ = self._loaded
-        # An argument may have no type hint or no description.
+        # Raises if an argument lacks a type hint or a description.
         with in_one_line(f"task.environment: the tools of {self.environment} cannot be described"):
             return tools_prompt([get_json_schema(tool) for tool in _tools_of(make()).values()])
 
@@ -167,7 +167,7 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def with_tools(prompt: Prompt, tools: str) -> Prompt:
-    """Return a prompt of messages with that description behind its system prompt."""
+    """Return a prompt of messages with that description after its system prompt."""
     messages = prompt.messages or ()
     system = [text for role, text in messages[:1] if role == "system"]
     shown = ("system", "\n\n".join([*system, tools])), *messages[len(system) :]
@@ -175,19 +175,19 @@ def with_tools(prompt: Prompt, tools: str) -> Prompt:
 
 
 def calls_in(turn: str) -> list[str]:
-    """Return the calls of tools in a turn, as it writes them; none of those in its thinking."""
+    """Return the raw text of each tool call in a turn, without those in its thinking."""
     return _CALL.findall(turn.rpartition("</think>")[2])
 
 
 def _tools_of(environment: object) -> dict[str, Callable[..., Any]]:
-    # Those of the class: to look them up in the instance would evaluate its properties.
+    # Look at the class, as inspecting the instance would evaluate its properties.
     found = inspect.getmembers(type(environment), inspect.isfunction)
     names = [name for name, _ in found if not name.startswith("_") and name not in _NO_TOOLS]
     return {name: getattr(environment, name) for name in names}
 
 
 def _answer(tools: Mapping[str, Callable[..., Any]], call: str) -> str:
-    """Make a call, or a list of calls. An error of the call or of the tool becomes the answer."""
+    """Make a call, or a list of calls; an error of the call or the tool becomes the answer."""
     try:
         found = json.loads(call)
         results = []
@@ -204,5 +204,5 @@ def _answer(tools: Mapping[str, Callable[..., Any]], call: str) -> str:
 
 
 def _result(value: Any) -> Any:
-    """Return what a method has returned, once it is there."""
+    """Return the result of a method, after awaiting it if it is a coroutine."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value

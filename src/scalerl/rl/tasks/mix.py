@@ -22,18 +22,18 @@ OneTask = Chain | Dataset | Code | Environment | ReasoningGym | VerifiersTaskset
 
 @dataclass(frozen=True)
 class Mix(Task):
-    """Tasks by name: the ids of their prompts begin with it. One batch is over all of them.
+    """Tasks by name, with which the ids of their prompts start; a batch mixes all tasks.
 
-    The pass rate is over all held-out prompts, of which each task has its own number.
+    The pass rate is over all held-out prompts; each task sets how many it has.
     """
 
     tasks: Annotated[Mapping[str, Task], Choice("tasks", Task, OneTask, each=True)]
     weights: Mapping[str, float] = field(default_factory=dict)
-    """How often prompts of each task are drawn, relative to the others; all alike where there are none."""
+    """How often prompts of each task are drawn, relative to the others; by default all equally."""
     limits: Limits = field(default_factory=Limits)
-    """Limits of verifications, whatever the task."""
+    """Limits of verifications, for all tasks."""
     turns: int = field(default=1, init=False)
-    """The most that a task has."""
+    """The maximum of the tasks."""
     kind: Literal["mix"] = "mix"
 
     def __post_init__(self) -> None:
@@ -65,27 +65,27 @@ class Mix(Task):
             task.prepare()
 
     def verify(self, prompt: Prompt, text: str) -> Reward | bool:
-        """Verify by the task that the prompt is of."""
+        """Verify by the task of the prompt."""
         task, own = self._own(prompt)
         return task.verify(own, text)
 
     def verify_turns(self, prompt: Prompt, turns: Sequence[str]) -> Reward | bool:
-        """Verify by the task that the prompt is of."""
+        """Verify by the task of the prompt."""
         task, own = self._own(prompt)
         return task.verify_turns(own, turns)
 
     def respond(self, prompt: Prompt, turns: Sequence[str]) -> Sequence[str]:
-        """Answer by the task that the prompt is of, within the turns that it has."""
+        """Respond by the task of the prompt, within that task's number of turns."""
         task, own = self._own(prompt)
         return task.respond(own, turns) if len(turns) < task.turns else ()
 
     def reference(self, prompt: Prompt) -> str | None:
-        """Return the reference of the task that the prompt is of."""
+        """Return the reference from the task of the prompt."""
         task, own = self._own(prompt)
         return task.reference(own)
 
     def without(self, ids: frozenset[str]) -> Mix | None:
-        """Return the mixture without these prompts; None where the task of one does not drop any."""
+        """Return the mixture without these prompts; None if one belongs to a task that drops none."""
         tasks = dict(self.tasks)
         for name, task in self.tasks.items():
             own = frozenset(id.partition("/")[2] for id in ids if id.startswith(f"{name}/"))

@@ -2,7 +2,7 @@
 
     task = "reasoning-gym:chain_sum"
 
-or a table, with what its `create_dataset` takes:
+or a table, with arguments of its `create_dataset`:
 
     [task]
     kind = "reasoning_gym"
@@ -29,20 +29,20 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 class ReasoningGym(Task):
     """Problems of reasoning-gym: `size` to train on and `heldout` others, all from one seed.
 
-    The answer of a completion is what stands in its last `<answer>` tags, else in its last `\\boxed{}`, else
-    all of it, after the end of thinking. It is correct where the data set's own `score_answer` gives 1; with
-    `partial_credit` the reward is that score, else +1 or -1.
+    The answer of a completion is searched for after the end of thinking: the content of the last `<answer>`
+    tags, else of the last `\\boxed{}`, else the whole text. It is correct if the data set's own
+    `score_answer` gives 1; with `partial_credit` the reward is that score, else +1 or -1.
     """
 
     name: str
     """A data set of reasoning-gym."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What its `create_dataset` takes, but for `seed` and `size`: the difficulty."""
+    """Arguments of its `create_dataset` that set the difficulty, so not `seed` and `size`."""
     size: int = 2000
     heldout: int = 200
     seed: int = 0
     question: str = ""
-    """A text of the problems' metadata to ask in place of their question, as `expression` of chain_sum."""
+    """A text in the problems' metadata to ask instead of their question: `expression` of chain_sum, say."""
     template: str = SLOT
     """Text around the problem, which replaces `{prompt}`."""
     system: str | None = None
@@ -60,10 +60,10 @@ class ReasoningGym(Task):
         check_presentation(self.template, self.system, self.chat_template)
 
     def prompts(self, split: Split) -> list[Prompt]:
-        """Return the problems of a split; the same text is asked once.
+        """Return the problems of a split, without duplicates.
 
         Raises:
-            InputError: reasoning-gym is not installed, has no such data set, or cannot make so many.
+            InputError: reasoning-gym is not installed, has no such data set, or cannot make enough problems.
         """
         return self._prompts[split]
 
@@ -75,7 +75,7 @@ class ReasoningGym(Task):
         """Score the answer of a completion."""
         tagged = _TAGGED.findall(answer_of(text, self.after))
         found = tagged[-1] if tagged else final_answer(text, self.after)
-        # The entry is made again: what scorers need of it is not all text.
+        # The entry is made again, as scorers need parts of it that are not text.
         entry = self._made[int(prompt.id.rpartition("/")[2])]
         score = float(self._made.score_answer(found.strip(), entry))
         correct = score >= 1.0
@@ -83,7 +83,7 @@ class ReasoningGym(Task):
 
     @cached_property
     def _made(self) -> Any:
-        """The data set, twice as large as is needed, as easy problems repeat."""
+        """The data set, twice as large as needed, as easy problems repeat."""
         try:
             from reasoning_gym import create_dataset
             from reasoning_gym.factory import DATASETS

@@ -15,7 +15,7 @@ _TABLES: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 _DATA = (".jsonl", ".ndjson", ".parquet")
 _ALL = 1_000_000
-"""Prompts of a benchmark's file that are evaluated, at most."""
+"""Maximum number of evaluated prompts of a benchmark's file."""
 
 
 def in_full(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,14 +43,14 @@ def _task_of(task: Any) -> Any:
 
 
 def _table_of(task: str) -> dict[str, Any]:
-    """Return the table that a task in one line stands for; any other text is a kind.
+    """Return the table for a task in one line; any other text is a kind.
 
     code:PATH              programming problems of a data set
     reasoning-gym:NAME     problems of a data set of reasoning-gym
     trl:FILE.py:NAME       a reward function of TRL, on the data of `task.path`
     verl:FILE.py:NAME      a `compute_score` of verl, on the Parquet file `task.path`
     env:FILE.py:CLASS      an environment of several turns, with the data of `task.path`
-    verifiers:ID           a taskset that is written for the package verifiers
+    verifiers:ID           a taskset written for the package verifiers
     FILE.jsonl, .parquet   prompts and answers, verified as mathematics
     """
     start, _, rest = task.partition(":")
@@ -62,10 +62,10 @@ def _table_of(task: str) -> dict[str, Any]:
 
 
 def _suite_of(suite: Any) -> Any:
-    """Return the table of a suite, of which the task, or all, may be a task in one line.
+    """Return the table of a suite, which may itself be, or contain, a task in one line.
 
-    Its name is that of the file or of the data set, where it has none. All rows of a data set are evaluated,
-    unless its table says which: there are none to train on.
+    The name defaults to that of the file or of the data set. All rows of a data set are evaluated unless the
+    table says which, as none are needed for training.
     """
     table = {"task": suite} if isinstance(suite, str) else suite
     if not isinstance(table, Mapping) or "task" not in table:

@@ -13,11 +13,11 @@ from scalerl.errors import InputError, brief, in_one_line
 from scalerl.rl.types import Limits, Prompt, Reward, Split, as_reward
 
 SLOT = "{prompt}"
-"""What a template replaces by the problem."""
+"""The part of a template that the problem replaces."""
 
 
 def check_presentation(template: str | None, system: str | None, chat_template: bool) -> None:
-    """Raise a ValueError where a template has no place for the problem, or a system prompt no chat."""
+    """Raise a ValueError if a template has no slot for the problem, or a system prompt no chat template."""
     if template is not None and SLOT not in template:
         raise ValueError(f"template must hold {SLOT}")
     if system is not None and not chat_template:
@@ -27,17 +27,17 @@ def check_presentation(template: str | None, system: str | None, chat_template: 
 class Task(Protocol):
     """Prompts and their verifier: a frozen dataclass, which every process can rebuild from its fields.
 
-    A subclass must have `prompts` and `verify`; the rest has defaults.
+    A subclass must have `prompts` and `verify`; all else has defaults.
     """
 
     limits: Limits = Limits()
-    """Limits of time and memory of one verification. A field of this name lets a recipe set them."""
+    """Time and memory limits of one verification. A field of this name lets a recipe set them."""
 
     weights: Mapping[str, float] = MappingProxyType({})
-    """How often tasks of a mixture are drawn, by the start of their prompts' ids; of one task, nothing."""
+    """How often each task of a mixture is drawn, by the start of its prompts' ids; empty if not a mixture."""
 
     turns: int = 1
-    """Turns that a completion has, at most: with more than one, `respond` answers those before the last."""
+    """Maximum number of turns of a completion; if above one, `respond` answers all turns but the last."""
 
     @abstractmethod
     def prompts(self, split: Split) -> list[Prompt]:
@@ -50,9 +50,9 @@ class Task(Protocol):
 
     @property
     def heldout_hash(self) -> str:
-        """A hash of the held-out set: evaluations with equal hashes are on the same prompts."""
+        """A hash of the held-out set: evaluations with equal hashes have the same prompts."""
         lines = "\n".join(
-            # Only where there are some: the hashes of runs before there were any hold on.
+            # Arguments only if there are any, so that the hashes of runs from before they existed stay valid.
             f"{p.id}\t{p.text}\t{p.answer}\t{p.messages}{p.template_args or ''}"
             for p in prompts_of(self, "heldout")
         )
@@ -62,7 +62,7 @@ class Task(Protocol):
         """Load what `verify` needs, once, in the process from which verifier workers are forked.
 
         Raises:
-            InputError: it cannot be loaded; the run then does not start.
+            InputError: something cannot be loaded; the run then does not start.
         """
 
     @abstractmethod
@@ -72,28 +72,28 @@ class Task(Protocol):
         A bool stands for a reward of +1 or -1.
 
         This runs in a verifier worker within `limits`, more than once for some completions, so it must depend
-        on its arguments alone. An exception loses the completion, not the run.
+        only on its arguments. An exception loses the completion, not the run.
         """
         ...
 
     def respond(self, prompt: Prompt, turns: Sequence[str]) -> Sequence[str]:
         """Answer the last of the model's `turns`, which are texts without their end tokens.
 
-        Where the prompt is one of messages, each answer is a message of the role `tool`, or `user` where it
-        is a `scalerl.rl.types.UserText`; else it is text that is appended. Without an answer, the default,
-        the completion has ended.
+        If the prompt consists of messages, each answer is a message of role `tool`, or of role `user` if it
+        is a `scalerl.rl.types.UserText`; otherwise it is text that is appended. No answer, the default, ends
+        the completion.
 
-        This runs in a worker within `limits`, and begins anew every time, so it must depend on its arguments
-        alone. An exception ends the completion, which then counts as truncated.
+        This runs in a worker within `limits` and starts afresh at every call, so it must depend only on its
+        arguments. An exception ends the completion, which then counts as truncated.
         """
         return ()
 
     def verify_turns(self, prompt: Prompt, turns: Sequence[str]) -> Reward | bool:
-        """Verify a completion of several turns: by its last one, where this is not overridden."""
+        """Verify a completion of several turns; by default, verify its last turn."""
         return self.verify(prompt, turns[-1])
 
     def reference(self, prompt: Prompt) -> str | None:
-        """Return an answer that `verify` must accept, for `scalerl audit`; None where none is known."""
+        """Return an answer that `verify` must accept, for `scalerl audit`; None if none is known."""
         return prompt.answer or None
 
     def without(self, ids: frozenset[str]) -> Task | None:
@@ -105,18 +105,18 @@ class Task(Protocol):
 
 
 def verdict(task: Task, prompt: Prompt, turns: Sequence[str]) -> Reward:
-    """Return the reward of a completion by the texts of its turns, of which it has one or several."""
+    """Return the reward of a completion from the texts of its turns, one or several."""
     return as_reward(task.verify(prompt, turns[0]) if len(turns) == 1 else task.verify_turns(prompt, turns))
 
 
 def prompts_of(task: Task, split: Split) -> list[Prompt]:
-    """Return the prompts of a split; raise an InputError where the task raises anything."""
+    """Return the prompts of a split; any error of the task becomes an InputError."""
     with in_one_line(f"task {type(task).__name__}: prompts({split!r}) raised an error"):
         return task.prompts(split)
 
 
 def split_off(prompts: list[Prompt], heldout: int, name: str) -> dict[Split, list[Prompt]]:
-    """Return the first `heldout` prompts of a source of this name, and the others to train on.
+    """Split the prompts of the source `name`: hold out the first `heldout`, and train on the others.
 
     Raises:
         InputError: there are no others.
@@ -129,7 +129,7 @@ def split_off(prompts: list[Prompt], heldout: int, name: str) -> dict[Split, lis
 
 
 def check_task(task: Task) -> None:
-    """Raise an InputError where the prompts of a task are not what `Task.prompts` promises."""
+    """Raise an InputError if the prompts of a task are not as `Task.prompts` requires."""
     heldout = {prompt.asked for prompt in checked_prompts(task, "heldout")}
     train = checked_prompts(task, "train")
     if both := [prompt for prompt in train if prompt.asked in heldout]:
@@ -138,11 +138,11 @@ def check_task(task: Task) -> None:
 
 
 def checked_prompts(task: Task, split: Split, place: str = "task") -> list[Prompt]:
-    """Return the prompts of a split; raise an InputError, which begins with `place`, where they are not what
-    `Task.prompts` promises.
+    """Return the prompts of a split; raise an InputError that starts with `place` if they are not as
+    `Task.prompts` requires.
     """
     prompts, name = prompts_of(task, split), {"heldout": "held-out", "train": "training"}[split]
-    if not isinstance(prompts, list | tuple):  # a generator could be read once only
+    if not isinstance(prompts, list | tuple):  # a generator could be read only once
         raise InputError(f"{place}: prompts({split!r}) returns {brief(prompts)}: expected a list of Prompt")
     if not prompts:
         raise InputError(f"{place}: prompts({split!r}) is empty: there is no {name} prompt")

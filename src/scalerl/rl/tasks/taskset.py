@@ -2,7 +2,7 @@
 
     task = "verifiers:my-taskset"
 
-is the installed package `my_taskset`, whose `__all__` names its `Taskset`, and its `Env` if it has one.
+uses the installed package `my_taskset`, whose `__all__` names its `Taskset`, and its `Env` if it has one.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from scalerl.rl.types import Limits, Prompt, Reward, Split, UserText
 
 @dataclass(frozen=True)
 class VerifiersTaskset(Task):
-    """The first `heldout` tasks of a taskset to evaluate on, and the next `size` to train on.
+    """The first `heldout` tasks of a taskset for evaluation, and the next `size` for training.
 
-    The prompt is a task's system prompt and prompt, through the chat template; thinking and its end
-    are not shown to the rewards. The value is the weighted sum of the rewards, as in verifiers,
-    which has no pass rate: here a completion is correct where the reward `correct` is at least `correct_at`.
+    The prompt is a task's system prompt and prompt, through the chat template; rewards do not see the
+    thinking and its end. The value is the weighted sum of the rewards, as in verifiers, which has no pass
+    rate: here a completion is correct if the reward `correct` is at least `correct_at`.
     """
 
     id: str
-    """ID of the taskset, as verifiers' own commands take it."""
+    """ID of the taskset, as in verifiers' own commands."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the taskset."""
     heldout: int = 100
     size: int | None = None
-    """All that there are where it is not given."""
+    """Number of training tasks; defaults to all that are left."""
     turns: int = 1
-    """Turns at most; a taskset with tools, or with an `Env` of its own, needs more than one."""
+    """Maximum number of turns; a taskset with tools or an `Env` of its own needs more than one."""
     correct: str | None = None
-    """The reward that the pass rate is of; the first by name where it is not given."""
+    """The reward that defines the pass rate; defaults to the first by name."""
     correct_at: float = 1.0
     after: str = "</think>"
     limits: Limits = field(default_factory=Limits)
@@ -59,17 +59,17 @@ class VerifiersTaskset(Task):
         """Return the prompts of a split.
 
         Raises:
-            InputError: verifiers or the taskset is not installed, or the taskset needs what is not here.
+            InputError: verifiers or the taskset is not installed, or the taskset needs unsupported features.
         """
         prompts = [self._prompt(number, task) for number, task in enumerate(self._tasks)]
         return split_off(prompts, self.heldout, self.id)[split]
 
     def prepare(self) -> None:
-        """Load the taskset, whose tasks score, and what plays them."""
+        """Load the taskset, whose tasks score completions, and its tools."""
         _ = self._tools
 
     def respond(self, prompt: Prompt, turns: Sequence[str]) -> Sequence[str]:
-        """Return what the calls in the last turn answer, or what the environment's user says to it."""
+        """Return the answers to the calls in the last turn, or the response of the environment's user."""
         return self._play(self._task_of(prompt), turns)[0]
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
@@ -86,7 +86,7 @@ class VerifiersTaskset(Task):
         return Reward(sum(one.value for one in rewards.values()), rewards[judge].score >= self.correct_at)
 
     def _play(self, task: Any, turns: Sequence[str], scored: bool = False) -> tuple[list[str], _Replay]:
-        """Return what follows some turns of a task, and how they were played."""
+        """Return the messages that follow some turns of a task, and the replay of these turns."""
         replay = _Replay(*self._loaded, task, scored)
         shown = [(text, answer_of(text, self.after)) for text in turns]
         return asyncio.run(replay.play(shown)), replay
@@ -122,7 +122,7 @@ class VerifiersTaskset(Task):
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any, str]:
-        """The taskset, its environment and the one agent of that."""
+        """The taskset, its environment, and the role of the environment's only agent."""
         try:
             from verifiers.v1 import TasksetConfig
             from verifiers.v1.configs.agent import agent_config_fields
@@ -137,7 +137,7 @@ class VerifiersTaskset(Task):
             config = env_config_type(self.id).model_validate({"taskset": settings})
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise InputError(f"task.id: {brief(self.id)} cannot be loaded ({_why(error)})") from error
-        env = plays.__new__(plays)  # its constructor would load programs that drive agents
+        env = plays.__new__(plays)  # without its constructor, which would load programs that drive agents
         env.config, env.taskset = config, taskset
         return taskset, env, next(iter(agent_config_fields(config)))
 
@@ -152,7 +152,7 @@ class VerifiersTaskset(Task):
         return tasks
 
     def _check(self, taskset: Any, env: Any, task: Any) -> None:
-        """Refuse what needs more than text and tools of this process."""
+        """Raise an InputError if the taskset needs more than text and tools in this process."""
         from verifiers.v1 import Env, SingleAgentEnv, Trace
         from verifiers.v1.configs.agent import agent_config_fields
         from verifiers.v1.session import hook_boundary
@@ -168,7 +168,7 @@ class VerifiersTaskset(Task):
         stops = (hook_boundary(stop, allow_trace=True) for stop in task.hooks("stop"))
         looks = discover_decorated(task, "intercept") or any(boundary is not Trace for boundary in stops)
         rewards = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
-        # verifiers leaves a reward that needs a runtime out of the sum where there is none.
+        # Without a runtime, verifiers would silently leave a reward that needs one out of the sum.
         runtimes = (inspect.signature(reward).parameters.get("runtime") for reward in rewards)
         refused = {
             f"has an environment with {', '.join(own)}, which is not called here": own,
@@ -192,29 +192,29 @@ def _why(error: Exception) -> str:
 
 
 class _UnansweredError(BaseException):
-    """The model is asked for a turn that is not on record; no `except Exception` of an environment's."""
+    """The model has no recorded turn left; a BaseException, so that no environment's `except` catches it."""
 
 
 class _Replay:
-    """A completion as a rollout of an environment, whose one agent this stands for: its turns are on record.
+    """A completion replayed as a rollout: this object is the environment's only agent, with recorded turns.
 
-    Env.run -> agents.ROLE.interaction(task) -> turn(message)    the user's turns, as its `run` has them
-    Toolset -> its tools, in this process                        what the model's calls answer
-    @stop   -> before every turn that is asked of the model
+    Env.run -> agents.ROLE.interaction(task) -> turn(message)    the user's turns, from `Env.run`
+    Toolset -> its tools, in this process                        the answers to the model's calls
+    @stop   -> called before every turn of the model
 
-    `trace` has the rollout, and its rewards where `scored`.
+    `trace` has the rollout, and its rewards if `scored`.
     """
 
     def __init__(self, taskset: Any, env: Any, role: str, task: Any, scored: bool = False) -> None:
         self._taskset, self._env, self._task, self._scored = taskset, env, task, scored
         self._agents = SimpleNamespace(**{role: self})
         self._follows: list[str] = []
-        """Texts since the last turn."""
+        """Texts since the model's last turn."""
         self.tools: dict[str, tuple[Any, Any]] = {}
-        """MCP server and description of each tool, by the name that the model calls it by."""
+        """MCP server and description of each tool, by the name that the model uses."""
 
     async def play(self, turns: Sequence[tuple[str, str]]) -> list[str]:
-        """Return what follows some turns (each whole, and without its thinking); none where it has ended."""
+        """Return the messages after some turns (each whole, and without thinking); empty if it has ended."""
         self._turns = deque(turns)
         async with AsyncExitStack() as stack:
             shared = self._taskset.toolsets(self._taskset.config)
@@ -231,7 +231,7 @@ class _Replay:
                 return self._follows
         return []
 
-    # -- what an environment does with its agent -------------------------------------------------------------
+    # -- the interface of an agent, called by the environment ------------------------------------------------
 
     async def run(self, task: Any) -> Any:
         """Play a task without a user."""
@@ -240,7 +240,7 @@ class _Replay:
         return self.trace
 
     def interaction(self, task: Any) -> Self:
-        """Begin a rollout, which the caller is the user of."""
+        """Start a rollout in which the caller plays the user."""
         from verifiers.v1 import AgentConfig, AgentInfo, SystemMessage, Trace, TraceTask, UserMessage
         from verifiers.v1.state import state_cls
 
@@ -265,7 +265,7 @@ class _Replay:
                 await self._task.score(self.trace)
 
     async def turn(self, message: str | None = None) -> Any:
-        """Return the model's turn after the user's, and those after its calls of tools."""
+        """Return the model's turn after the user's message, and its further turns after tool calls."""
         from verifiers.v1 import AssistantMessage, Segment, ToolCall, ToolMessage, UserMessage
         from verifiers.v1.utils.decorators import invoke
 
@@ -290,7 +290,7 @@ class _Replay:
             self._add(AssistantMessage(content=text, tool_calls=calls or None), sampled=True)
             if not calls:
                 return Segment(messages=[node.message for node in self.trace.nodes[start:]])
-            if self._turns or not self._scored:  # those of the last turn are not made
+            if self._turns or not self._scored:  # the calls of the last turn are not made
                 for call in calls:
                     self._follows.append(await self._answer(call))
                     content = self._follows[-1]
@@ -302,7 +302,7 @@ class _Replay:
         from mcp.server.mcpserver import MCPServer
 
         async def pull() -> Any:
-            state = self.trace.state  # the state itself, where verifiers sends copies between processes
+            state = self.trace.state  # the state itself; verifiers would send copies between processes
             return state if isinstance(state, toolset._state_cls) else toolset._inert_state
 
         async def push(before: bytes) -> None:
@@ -323,7 +323,7 @@ class _Replay:
         server, tool = self.tools[call.name]
         try:
             found = await server.call_tool(tool.name, json.loads(call.arguments))
-        except Exception as error:  # as verifiers' own server answers
+        except Exception as error:  # becomes the answer, as in verifiers' own server
             return str(error)
         return str(mcp_content_to_chat_content(found.content))
 
@@ -335,7 +335,7 @@ class _Replay:
 
 
 def _parsed(call: str) -> dict[str, Any]:
-    """Return name and arguments of a call; one that is no JSON is kept as its arguments."""
+    """Return the name and arguments of a call; text that is not JSON becomes the arguments."""
     try:
         found = json.loads(call)
         return {"name": str(found["name"]), "arguments": json.dumps(found.get("arguments", {}))}

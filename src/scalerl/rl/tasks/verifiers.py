@@ -1,8 +1,8 @@
 """Verifiers of the task `dataset`: mathematics, exact comparison, a custom function, those of TRL and verl.
 
 The answer of a completion is the text after the first `after`, or the whole text if that does not occur.
-Reward functions that were written for TRL and verl are called as they are: they take columns of the data,
-which is why they need `task.answer = "*"`, the whole row.
+Reward functions written for TRL and verl are called as they are. They take columns of the data, so they need
+`task.answer = "*"`, the whole row.
 """
 
 import json
@@ -24,15 +24,15 @@ _WARM_UP = (
     *(r"\sin x + \log 2", "$12$"),
 )
 ANSWERS = ("answer", "solution", "ground_truth", "target")
-"""Columns in which data for TRL usually have the answer: TRL itself has no name for it."""
-_NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # which TRL does not pass on either
+"""Usual columns of the answer in data for TRL, which has no name for it itself."""
+_NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL does not pass these on either
 
 
 class Verifier(Protocol):
-    """Verifies the completions of a data set. A subclass must have `verify`."""
+    """Verifier of completions for a data set; a subclass must have `verify`."""
 
     takes_json: ClassVar[bool] = True
-    """Whether answers of the data may be lists and objects, which `prompt.answer` then holds as JSON."""
+    """Whether answers in the data may be lists and objects, which `prompt.answer` then holds as JSON."""
 
     def prepare(self) -> None:
         """Load what `verify` needs; see `scalerl.rl.tasks.task.Task.prepare`."""
@@ -49,9 +49,9 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True)
 class Math(Verifier):
-    """+1 if the answer equals that of the data as mathematics (math-verify), else -1.
+    """+1 if the answer is mathematically equal to that of the data (math-verify), else -1.
 
-    The last `\\boxed{}` of the answer counts, or else its last expression, in LaTeX or plain.
+    The last `\\boxed{}` of the answer counts, or else its last expression, in LaTeX or plain text.
     """
 
     after: str = "</think>"
@@ -59,7 +59,7 @@ class Math(Verifier):
     takes_json: ClassVar[bool] = False
 
     def prepare(self) -> None:
-        """Load math-verify and parse typical answers, as its parser is loaded at its first use.
+        """Load math-verify and parse typical answers, as its parser is loaded on first use.
 
         Raises:
             InputError: it is not installed.
@@ -70,16 +70,16 @@ class Math(Verifier):
             raise InputError(
                 "task.verifier: 'math' needs math-verify: pip install 'scalerl[train]'"
             ) from error
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of its missing time limit
-        for text in _WARM_UP:  # .4 s here, instead of in every forked process
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn that it has no time limit
+        for text in _WARM_UP:  # takes .4 s here, once, instead of in every forked process
             self.verify(Prompt("", "", text), f"\\boxed{{{text}}}")
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
-        """Compare; raises ValueError if math-verify cannot parse the answer of the data."""
+        """Compare the answers; raise a ValueError if math-verify cannot parse that of the data."""
         from math_verify import verify
 
         gold = _gold(prompt.answer)
-        if all(isinstance(part, str) for part in gold):  # it falls back to comparing texts
+        if all(isinstance(part, str) for part in gold):  # math-verify would fall back to comparing texts
             raise ValueError(f"math-verify cannot read the answer {prompt.answer!r}")
         answer = answer_of(text, self.after)
         box = last_box(answer)
@@ -89,7 +89,7 @@ class Math(Verifier):
 
 @dataclass(frozen=True)
 class Exact(Verifier):
-    """+1 if the answer is that of the data up to letter case, white space and Unicode forms, else -1.
+    """+1 if the answer equals that of the data up to letter case, white space and Unicode forms, else -1.
 
     The content of the last `\\boxed{}` counts, or else the whole answer.
     """
@@ -99,7 +99,7 @@ class Exact(Verifier):
     takes_json: ClassVar[bool] = False
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
-        """Compare."""
+        """Compare the answers."""
         return as_reward(normalised(final_answer(text, self.after)) == normalised(prompt.answer))
 
 
@@ -132,18 +132,18 @@ class Function(Verifier):
 class Trl(Verifier):
     """TRL's `reward_funcs`: `reward(prompts, completions, **columns) -> list[float]`.
 
-    The value is the weighted sum of the functions' scores, where None counts nothing, as in TRL. A completion
-    is correct where the score of the function `correct` reaches `correct_at`. Prompts and completions are
-    lists of messages where the data has messages, else texts. Tokens, `trainer_state` and the functions that
-    log are not passed: a function that needs them raises.
+    The value is the weighted sum of the functions' scores, without those that are None, as in TRL. A
+    completion is correct if the score of the function `correct` reaches `correct_at`. Prompts and completions
+    are lists of messages if the data has messages, else texts. Tokens, `trainer_state` and logging functions
+    are not passed: a function that needs them raises.
     """
 
     functions: tuple[str, ...]
-    """Each `file.py:name` or `module:name`."""
+    """Each is `file.py:name` or `module:name`."""
     weights: tuple[float, ...] = ()
-    """One for each function; without any, 1."""
+    """One per function; all default to 1."""
     correct: str | None = None
-    """The name of the function that the pass rate is of; the first where it is not given."""
+    """The name of the function that defines the pass rate; defaults to the first."""
     correct_at: float = 1.0
     kind: Literal["trl"] = "trl"
 
@@ -190,8 +190,8 @@ class Verl(Verifier):
     """verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, a number or a dictionary.
 
     `ground_truth` is `reward_model.ground_truth` of the row, as in verl's Parquet files. The value is the
-    number, or the dictionary's `score`. A completion is correct where the dictionary's `acc` says so, as verl
-    evaluates then, and else where the value reaches `correct_at`.
+    number, or the dictionary's `score`. A completion is correct if the dictionary's `acc` is true, as in
+    verl's evaluation, or without `acc` if the value reaches `correct_at`.
     """
 
     score: str
@@ -217,7 +217,7 @@ class Verl(Verifier):
         return Reward(value, bool(result["acc"]) if "acc" in result else value >= self.correct_at)
 
     def reference(self, prompt: Prompt) -> str | None:
-        """Return the ground truth, where it is a text or a number."""
+        """Return the ground truth if it is a text or a number."""
         return _text((_row(prompt).get("reward_model") or {}).get("ground_truth"))
 
 
@@ -238,7 +238,7 @@ def load_function(name: str, key: str) -> Callable[..., Any]:
 
 
 def answer_of(text: str, after: str) -> str:
-    """Return the text after the first `after`, or all of it if there is none."""
+    """Return the text after the first `after`, or all of the text if that does not occur."""
     before, found, rest = text.partition(after) if after else (text, "", "")
     return rest if found else before
 
@@ -277,7 +277,7 @@ def _gold(answer: str) -> list[Any]:
 
 
 def _expressions(text: str) -> list[Any]:
-    """Return the expressions that math-verify finds in a text; the process limits its time."""
+    """Return the expressions that math-verify finds in a text; the worker process limits its time."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]

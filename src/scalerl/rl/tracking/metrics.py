@@ -1,9 +1,9 @@
 """The names under which a run is logged: those of its run folder, with a prefix.
 
-    train/FIELD     a line of steps.jsonl; FIELD_KEY where the field is an object
-    health/FIELD    fields of the probe; health/alarm_METRIC, 2 for an alarm, 1 for a warning, 0 once over
+    train/FIELD     a line of steps.jsonl; FIELD_KEY if the field is an object
+    health/FIELD    fields of the probe; health/alarm_METRIC is 2 for an alarm, 1 for a warning, 0 once over
     compute/...     the run's cumulative counters at a step
-    eval/FIELD      a line of evals.jsonl, with the compute at which the evaluation was asked for
+    eval/FIELD      a line of evals.jsonl, with the compute at which the evaluation was requested
     downstream/SUITE/FIELD    a line of downstream.jsonl; low and high are the ends of an interval
     forecast/...    the end of the run, forecast from the evaluations so far, logged with the last of them
 
@@ -73,7 +73,7 @@ def of_forecast(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a row; those of an object in it are FIELD/KEY."""
+    """Yield the names and numbers of a row; numbers of an object in it are named FIELD/KEY."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}/{key}", one) for key, one in value.items() if _is_number(one))

@@ -6,9 +6,9 @@
 Each tracker has a thread and a queue, and so have the forecasts, so that a slow one does not delay another.
 At the end the process waits for a limited time; threads that hang then end with it.
 
-Threads of the trainer would not do. If W&B's server does not answer, its exit hook delays the exit of Python:
-by 83 s with wandb 0.31.0. MLflow and trackio print to standard output, which is the command's. And the fits
-of the forecasts would compete with the training for the interpreter's lock.
+Threads in the trainer would not be enough. If W&B's server does not answer, its exit hook delays the exit of
+Python (by 83 s with wandb 0.31.0). MLflow and trackio print to standard output, which belongs to the command.
+And the fits of the forecasts would compete with training for the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from scalerl.rl.workers.signals import STOPPING
 MOST_ROWS = 1000
 """The most rows that wait for a tracker, or for this process; further ones are dropped, and counted."""
 MOST_FAILURES = 10
-"""Failures in a row after which a tracker is given up."""
+"""Failures in a row after which nothing more is logged to a tracker."""
 FORECAST_SECONDS = 5.0
 """The longest that the end of a run waits for forecasts; those not made by then are left out."""
 GRACE = 5.0
@@ -49,7 +49,7 @@ KEPT = "tracking.json"
 
 @dataclass(frozen=True)
 class Setup:
-    """What the process is started with."""
+    """The arguments with which the process is started."""
 
     trackers: Sequence[Tracker]
     run: TrackedRun
@@ -72,7 +72,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class TrackedRow:
-    """What is logged at a step, at Unix seconds: metrics, or completions of one source."""
+    """Metrics, or completions of one source, to log at a step and a time in Unix seconds."""
 
     step: int
     time: float
@@ -92,23 +92,23 @@ Report = Callable[[str], None]
 
 
 def log_run(channel: Channel, pickled: bytes) -> None:
-    """Log what comes, until the run ends or the trainer exits; `pickled` is a `Setup`.
+    """Log received rows until the run ends or the trainer exits; `pickled` is a `Setup`.
 
     Raises:
         InputError: the trackers cannot be loaded.
     """
-    for number in STOPPING:  # of what trackers start, too: the trainer handles them, and sends the end
+    for number in STOPPING:  # for processes of trackers too: the trainer handles signals, and sends `End`
         signal.signal(number, signal.SIG_IGN)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # standard output is the command's
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # standard output belongs to the command
 
     def report(text: str) -> None:
         channel.send("report", text)
 
-    with in_one_line("the trackers cannot be loaded"):  # one may be of a module that is not found here
+    with in_one_line("the trackers cannot be loaded"):  # the module of one may not be found here
         setup: Setup = pickle.loads(pickled)
     kept = _Kept(setup.run.folder / KEPT, report)
     trackers = [_TrackerThread(tracker, setup.run, kept, report) for tracker in setup.trackers]
-    logging = threading.Lock()  # rows come from this thread and from that of the forecasts
+    logging = threading.Lock()  # rows come from this thread and from the forecasts' thread
 
     def log(row: TrackedRow) -> None:
         with logging:
@@ -137,12 +137,12 @@ def log_run(channel: Channel, pickled: bytes) -> None:
         thread.report_losses(setup.close_seconds)
     channel.send("ended")
     with suppress(EOFError):
-        channel.receive()  # the trainer kills this process once it has that message
+        channel.receive()  # the trainer kills this process after receiving "ended"
     os._exit(0)  # without waiting for threads that hang, or for the exit hooks of libraries
 
 
 class _TrackerThread(threading.Thread):
-    """Opens a tracker, logs the rows that wait, and closes it; failures are reported and stop nothing."""
+    """Opens a tracker, logs waiting rows, and closes it; failures are reported, and do not stop anything."""
 
     def __init__(self, tracker: Tracker, run: TrackedRun, kept: _Kept, report: Report) -> None:
         super().__init__(daemon=True)
@@ -162,7 +162,7 @@ class _TrackerThread(threading.Thread):
             self.waiting.put(row)
 
     def report_losses(self, seconds: float) -> None:
-        """Report what was not logged `seconds` after the end."""
+        """Report rows that were not logged by `seconds` after the end."""
         if self.is_alive():
             late = f"was not done {seconds:g} s after the end: {self.waiting.qsize()} rows waited"
             self._report(f"{self._tracker.name} {late}")
@@ -173,7 +173,7 @@ class _TrackerThread(threading.Thread):
         name, opened = self._tracker.name, list[Mapping[str, str]]()
         run = replace(self._run, kept=self._kept.all.get(name, {}))
         is_open = self._try(lambda: opened.append(self._tracker.open(run)), "was not opened, and is given up")
-        if is_open:  # and must be closed, even if what it returned cannot be kept
+        if is_open:  # it must be closed even if its data cannot be kept
             why = "starts anew on a resume, as its data cannot be kept"
             self._try(lambda: self._kept.keep(name, opened[0]), why)
         while not isinstance(item := self.waiting.get(), End):
@@ -198,7 +198,7 @@ class _TrackerThread(threading.Thread):
     def _try(self, do: Callable[[], None], text: str) -> bool:
         try:
             do()
-        except BaseException as error:  # libraries end threads by SystemExit, too
+        except BaseException as error:  # libraries may even raise SystemExit to end a thread
             if text:
                 self._report(f"{self._tracker.name} {text} ({brief_error(error)}); training goes on")
             return False
@@ -223,7 +223,7 @@ class _ForecastThread(threading.Thread):
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Forecast one after another; an evaluation waits until its forecast is made."""
+        """Make forecasts one after another; an evaluation is logged once its forecast is made."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
@@ -237,7 +237,7 @@ class _ForecastThread(threading.Thread):
                 self._changed.notify_all()
 
     def stop(self, seconds: float) -> None:
-        """Wait for forecasts at most `seconds`, and log the remaining evaluations without."""
+        """Wait at most `seconds` for forecasts, and log the remaining evaluations without them."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, seconds)
             self._stopped = True

@@ -22,14 +22,14 @@ from scalerl.rl.workers.processes import Processes
 
 _LOG = logging.getLogger("scalerl")
 MOST_RESTARTS = 2
-"""Times that the process of a run's trackers is started again."""
-_INTERVAL = 0.2  # seconds between two looks for new rows
+"""How often the process of a run's trackers is restarted."""
+_INTERVAL = 0.2  # seconds between checks for new rows
 
 
 class TrackingSender:
-    """Sends a run to its trackers in another process; a context, whose exit waits for them a limited time.
+    """Sends a run to its trackers in another process; a context whose exit waits for them a limited time.
 
-    A thread has the pool of that process, so that the training loop does not wait.
+    A thread runs the pool of that process, so that the training loop never waits.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -38,7 +38,7 @@ class TrackingSender:
         self._pool = None
         if setup.trackers:
             self._pool = _TrackerPool(setup)
-            # A daemon: a tracker that hangs must not keep the interpreter from its end.
+            # A daemon thread, as a tracker that hangs must not keep the interpreter from exiting.
             self._thread = threading.Thread(target=self._run, args=[self._pool], daemon=True)
             self._thread.start()
 
@@ -49,14 +49,14 @@ class TrackingSender:
         if self._pool is None:
             return
         stopped = kind is not None and issubclass(kind, KeyboardInterrupt | PausedError)
-        # The deadline before the end: the thread may see that at once.
+        # Set the deadline before `End` is queued, as the thread may read both at once.
         self._ends = time.monotonic() + self._seconds
         self._queue.put(End("stopped" if stopped else "failed" if kind else "finished"))
         try:
             self._thread.join()
-        finally:  # a second Ctrl-C, too
+        finally:  # even after a second Ctrl-C
             self._pool.kill()
-        # Safe without a lock: the thread that takes rows has ended.
+        # Safe without a lock, as the thread that reads the queue has ended.
         left = [self._queue.get() for _ in range(self._queue.qsize())]
         rows = [*self._pool.untaken, *left]
         if lost := self._dropped + sum(not isinstance(row, End) for row in rows):
@@ -84,19 +84,19 @@ class TrackingSender:
         self._put(point)
 
     def _put(self, item: TrackedRow | EvalPoint) -> None:
-        # Bounded, and dropped beyond: a tracker that hangs must cost no memory, and training never waits.
+        # Rows beyond the bound are dropped, as a hanging tracker must not take memory or delay training.
         if self._pool is not None and self._queue.qsize() < MOST_ROWS:
             self._queue.put(item)
         else:
             self._dropped += 1
 
     def _run(self, pool: _TrackerPool) -> None:
-        """Keep the worker running, and give it rows, until it has closed the trackers."""
+        """Keep the worker running, and send it rows, until it has closed the trackers."""
         number = 0
         try:
             pool.start()
             while not pool.ended:
-                # So many are in the pool at most, that a lost process leaves no more to be sent again.
+                # At most MOST_ROWS are in the pool, which bounds the rows to resend after a lost process.
                 for _ in range(min(MOST_ROWS - len(pool.untaken), self._queue.qsize())):
                     pool.add(number, self._queue.get())
                     number += 1
@@ -110,7 +110,7 @@ class TrackingSender:
 
 
 class _TrackerPool(WorkerPool[PoolWorker]):
-    """The pool of the one worker, which takes rows in their order; those that a lost one has not are kept."""
+    """The pool of the single worker, which takes rows in order; rows not taken by a lost one are kept."""
 
     noun, role = "tracking process", "track"
 

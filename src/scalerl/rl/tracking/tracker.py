@@ -20,15 +20,15 @@ class TrackedRun:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The content of config.json."""
     first_step: int = 1
-    """The step at which training continues; steps from there on that were logged before are logged again."""
+    """The step at which training continues; later steps that were logged before will be logged again."""
     kept: Mapping[str, str] = field(default_factory=dict)
     """What `open` returned at the previous start of this run; empty at the first."""
 
 
 class Tracker(Protocol):
-    """Logs the metrics of one run. A `SampleTracker` also takes completions.
+    """Logs the metrics of one run; a `SampleTracker` also takes completions.
 
-    Its methods may raise anything and may block: the run is not delayed. An object given to
+    Its methods may raise anything and may block without delaying the run. An object given to
     `scalerl.rl.train.train` is sent to another process before it is opened, so it must be picklable.
     """
 
@@ -59,10 +59,10 @@ class Tracker(Protocol):
 
 @runtime_checkable
 class SampleTracker(Tracker, Protocol):
-    """A tracker that shows completions as text, too."""
+    """A tracker that also shows completions as text."""
 
     def log_samples(self, step: int, time: float, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Log completions that were kept of an evaluation or of a step: lines of samples.jsonl, at least one,
-        all of one `source`.
+        """Log completions kept from an evaluation or a step: lines of samples.jsonl, at least one, all with
+        the same `source`.
         """
         ...

@@ -21,7 +21,7 @@ from scalerl.rl.tracking.tracker import Status, TrackedRun, Tracker
 _TF_STRING = 7
 """TensorFlow's DataType of a tensor of strings."""
 _MLFLOW_PARAMS = 100
-"""The most parameters that MLflow takes at once; of metrics it takes 1,000, which no row has."""
+"""The most parameters that MLflow takes at once; it takes 1,000 metrics, more than any row has."""
 _MLFLOW_PARAM_LENGTH = 6000
 COLUMNS = (
     *("step", "prompt", "epoch", "sample", "prompt_text", "completion", "reward", "correct"),
@@ -95,13 +95,13 @@ class WandbTracker:
 class TensorboardTracker:
     """Writes an event file in RUN/tensorboard for every start of the run, flushed row by row.
 
-    It uses TensorBoard's `RecordWriter`: the thread of its `EventFileWriter` loses what the disk refuses.
+    It uses TensorBoard's `RecordWriter`, as the thread of `EventFileWriter` silently loses failed writes.
     """
 
     name = "tensorboard"
 
     def open(self, run: TrackedRun) -> Mapping[str, str]:
-        """Start a file; TensorBoard then hides what earlier files hold from `run.first_step` on."""
+        """Start a file; TensorBoard then hides events of earlier files from `run.first_step` on."""
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -160,7 +160,7 @@ class MlflowTracker:
     def open(self, run: TrackedRun) -> Mapping[str, str]:
         """Start the run in the experiment of the project, or resume it."""
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses a folder without it
-        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar in that of the run
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # it would spoil the run's bar
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 
@@ -180,12 +180,12 @@ class MlflowTracker:
 
     def log(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         """Log all metrics of a row."""
-        # Whatever MLFLOW_ENABLE_ASYNC_LOGGING says: a row that fails must raise here, to be counted.
+        # Synchronous whatever MLFLOW_ENABLE_ASYNC_LOGGING says, so that failing rows raise here and count.
         row = [self._metric(name, value, int(time * 1000), step) for name, value in metrics.items()]
         self._client.log_batch(self._id, metrics=row, synchronous=True)
 
     def log_samples(self, step: int, time: float, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Append to the table samples_evaluation.json or samples_training.json, an artifact; takes pandas."""
+        """Append to the artifact samples_evaluation.json or samples_training.json, a table; needs pandas."""
         columns = zip(*(_cells(row) for row in samples), strict=True)
         data = dict(zip(COLUMNS, map(list, columns), strict=True))
         self._client.log_table(self._id, data, f"samples_{samples[0]['source']}.json")
@@ -200,7 +200,7 @@ class MlflowTracker:
 
         try:
             return self._client.create_experiment(name)
-        except MlflowException:  # it exists, perhaps since a moment ago
+        except MlflowException:  # it exists already, perhaps only just
             found = self._client.get_experiment_by_name(name)
             if found is None:
                 raise
@@ -221,7 +221,7 @@ class TrackioTracker:
             name,
             group=run.group or None,
             config=dict(run.config),
-            # A new run must not go on with one that has the same name by chance.
+            # A new run must not continue one that has the same name by chance.
             resume="allow" if run.kept else "never",
             embed=False,
         )
@@ -243,12 +243,12 @@ class TrackioTracker:
 
 
 def _cells(row: Mapping[str, Any]) -> list[Any]:
-    """Return a line of samples.jsonl by `COLUMNS`; versions as `3-5`, as no table has lists."""
+    """Return a line of samples.jsonl by `COLUMNS`; versions become `3-5`, as tables cannot hold lists."""
     return ["-".join(map(str, row[name])) if name == "versions" else row[name] for name in COLUMNS]
 
 
 def _as_code(cell: Any) -> str:
-    """Return a value as a block of code, which no letter of a completion ends."""
+    """Return a value as an indented block of code, which no text in a completion can end."""
     return "\n".join(f"    {line}" for line in str(cell).splitlines())
 
 

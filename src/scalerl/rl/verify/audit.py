@@ -1,13 +1,13 @@
-"""`audit`: what a task's verifier accepts and rejects, and how its prompts are, before anything is trained.
+"""`audit`: check which answers a task's verifier accepts, and check its prompts, before training.
 
-A verifier that rejects right answers sets a ceiling on the pass rate; one that accepts wrong ones is learnt
-by the policy in their place. Both are cheap to see beforehand:
+A verifier that rejects right answers sets a ceiling on the pass rate; one that accepts wrong answers teaches
+the policy to give these. Both faults are cheap to find beforehand:
 
-    reference answers, in the forms that models write      to be accepted
-    other answers, none, hedged, cut or echoed ones        to be rejected
+    reference answers, in the forms that models write      must be accepted
+    other answers, none, hedged, cut or echoed ones        must be rejected
 
-Answers are given in the form that the verifier takes best of those in `FORMS`, so that what is rejected is
-rejected for what it says.
+Wrong answers are written in the form of `FORMS` that the verifier accepts best, so that they are rejected for
+their content.
 """
 
 import math
@@ -30,7 +30,7 @@ from scalerl.rl.verify.verifier_pool import Outcome, SupervisedVerifiers, job_of
 Level = Literal["ok", "note", "fault"]
 Form = Callable[[str], str]
 _Pairs = Sequence[tuple[Prompt, str]]
-"""Prompts, each with a text to be verified or with its answer."""
+"""Prompts, each with a text to verify or with its answer."""
 
 FORMS: dict[str, Form] = {
     "as it is": lambda a: a,
@@ -45,12 +45,12 @@ BLOCKS: dict[str, Form] = {
     "in a code block": lambda a: f"```\n{a}\n```",
     "after thinking, in a code block": lambda a: f"Let me see.</think> So:\n```\n{a}\n```",
 }
-"""How they write one of several lines, beside."""
+"""Further forms for an answer of several lines."""
 N_GRAM = 13
-"""Words of a text that a held-out prompt must not share with a training prompt (as of GPT-3's overlaps)."""
-_COMMON = 0.02  # of the training prompts: words that more of them share are of their template
+"""Words in a row that a held-out and a training prompt must not share (as in GPT-3's overlap analysis)."""
+_COMMON = 0.02  # share of the training prompts; words that more of them share belong to a template
 TOLERATED = 0.01
-"""Share of answers that may be judged the other way before that is a fault."""
+"""Share of answers with the wrong verdict above which there is a fault."""
 _SLOW_MS = 1000.0
 _LONG_ANSWER = 5  # letters; shorter ones occur by chance
 _WHOLE = re.compile(r"-?[1-9]\d{0,15}|0")
@@ -78,19 +78,19 @@ class AuditFinding:
     result: str
     level: Level
     share: float | None = None
-    """Share of the answers that were accepted, or of the prompts that the check is about."""
+    """Share of the answers that were accepted, or of the prompts that the check has found."""
     example: str = ""
 
 
 def audit(task: Task, prompts: int = 64) -> Iterator[AuditFinding]:
-    """Audit a task by its verifier, in its workers, and by its prompts; yield what is found as it is.
+    """Audit a task's verifier, in its workers, and its prompts; yield each finding as it is made.
 
     Args:
-        task: its prompts are loaded, and its verifier is called some twenty times for each prompt looked at.
-        prompts: how many prompts answers are tried for, evenly from both splits.
+        task: its prompts are loaded, and its verifier is called some twenty times per tested prompt.
+        prompts: the number of tested prompts, evenly spread over both splits.
 
     Yields:
-        The findings in the order of a report; those of level `fault` are to be mended before a run.
+        The findings in the order of a report; those of level `fault` must be fixed before a run.
 
     Raises:
         InputError: the prompts or the verifier cannot be loaded.
@@ -133,7 +133,7 @@ class _Judge:
 
     def tried(self, check: str, pairs: _Pairs, right: bool) -> AuditFinding:
         """Return the finding on texts that should all be accepted, or all be rejected."""
-        # One whose verification failed is not accepted.
+        # A text whose verification failed is not accepted.
         accepted = [bool(outcome.get("correct")) for outcome in self.outcomes(pairs)]
         share = sum(accepted) / len(pairs)
         off = [f"{p.id}: {brief(t)}" for (p, t), ok in zip(pairs, accepted, strict=True) if ok != right]
@@ -158,7 +158,7 @@ def _of_verifier(judge: _Judge, task: Task, prompts: Sequence[Prompt]) -> Iterat
         for name, form in forms.items()
     }
     best = max(forms, key=lambda name: tried[name].share or 0.0)
-    for name, finding in tried.items():  # models may write one form alone: the best one counts
+    for name, finding in tried.items():  # one accepted form is enough: only the best one can be a fault
         yield finding if name == best else replace(finding, level="note")
     form = forms[best]
     yield from _right(judge, known, form)
@@ -176,8 +176,8 @@ def _of_verifier(judge: _Judge, task: Task, prompts: Sequence[Prompt]) -> Iterat
 
 
 def _right(judge: _Judge, known: _Pairs, form: Form) -> Iterator[AuditFinding]:
-    """The reference answer with white space around it, and numbers as they are written elsewhere."""
-    # Before code of several lines a space is an error of its own, and an empty line is none.
+    """Yield findings on reference answers amid white space, and on whole numbers in other notations."""
+    # A space before code of several lines would be a syntax error; an empty line is not.
     spaced = [(p, form(f"\n{a}\n" if "\n" in a else f" {a} ") + "\n") for p, a in known]
     yield judge.tried("reference among white space", spaced, True)
     whole = [(p, int(a)) for p, a in known if _WHOLE.fullmatch(a)]
@@ -191,7 +191,7 @@ def _right(judge: _Judge, known: _Pairs, form: Form) -> Iterator[AuditFinding]:
 
 
 def _wrong(known: _Pairs, form: Form) -> Iterator[tuple[str, _Pairs]]:
-    """Answers that must be rejected: of another prompt, none, both, a part, the prompt, and empty phrases."""
+    """Yield answers to be rejected: another prompt's, hedged, lists, cut, the prompt, none, empty phrases."""
     answers = list(dict.fromkeys(answer for _, answer in known))
     others = {answer: answers[i - 1] for i, answer in enumerate(answers)}
     if len(answers) > 1:
@@ -210,7 +210,7 @@ def _wrong(known: _Pairs, form: Form) -> Iterator[tuple[str, _Pairs]]:
 
 
 def _steady(judge: _Judge, pairs: _Pairs) -> AuditFinding:
-    # The verdicts alone: an outcome also says whether its worker was replaced, as old ones are now and then.
+    # Compare only verdicts: an outcome also says whether its worker was replaced, as happens now and then.
     keys = ("value", "correct", "failed")
     first, again = ([[one.get(key) for key in keys] for one in judge.outcomes(pairs)] for _ in range(2))
     other = [p.id for (p, _), a, b in zip(pairs, first, again, strict=True) if a != b]
@@ -263,7 +263,7 @@ def _plain(prompt: Prompt) -> str:
 def _overlaps(heldout: Sequence[Prompt], train: Sequence[Prompt]) -> list[str]:
     """Return held-out prompts that share `N_GRAM` words in a row with a training prompt, each as `ID and ID`.
 
-    What many training prompts share is of a template, and says nothing of their problems.
+    Words that many training prompts share belong to a template, and do not count.
     """
     where: dict[int, str] = {}
     count: Counter[int] = Counter()
@@ -283,4 +283,4 @@ def _overlaps(heldout: Sequence[Prompt], train: Sequence[Prompt]) -> list[str]:
 def _grams(prompt: Prompt) -> list[int]:
     words = _plain(prompt).split()
     grams = [tuple(words[i : i + N_GRAM]) for i in range(len(words) - N_GRAM + 1)]
-    return [hash(gram) for gram in grams if len(set(gram)) > N_GRAM // 2]  # not of dots, or of one word
+    return [hash(gram) for gram in grams if len(set(gram)) > N_GRAM // 2]  # not dots, or one word repeated

@@ -1,9 +1,9 @@
-"""Environments of several turns: what follows a turn of the model, from the workers of a task.
+"""Environments of several turns: the workers of a task answer the turns of the model.
 
-    tokens of the turns so far -> texts -> a new worker: `Task.respond` -> texts -> tokens that follow
+    tokens of the turns so far -> texts -> a new worker: `Task.respond` -> texts -> tokens of the answer
 
-Every answer has a process of its own, which replays the completion: nothing is kept between two turns, and
-what one completion does to its process reaches no other.
+A new process makes every answer and replays the completion: nothing is kept between two turns, and nothing
+that one completion does to its process affects another.
 
 Shapes in names: T tokens of an answer.
 """
@@ -33,33 +33,33 @@ class TaskEnvironment:
     """Answers the turns of completions, in processes of this machine, within the limits of the task.
 
     Raises:
-        InputError: what the task needs cannot be loaded.
+        InputError: something that the task needs cannot be loaded.
         WorkerError: the processes do not start.
     """
 
     def __init__(self, task: Task, tokenizer: Any) -> None:
         self.turns = task.turns
-        """Turns that a completion has, at most."""
+        """Maximum number of turns of a completion."""
         self.tokenizer = tokenizer
         self.reported: set[str] = set()
-        """Reasons of failures that a warning has named."""
+        """Reasons of failures that have been warned about."""
         self._pool = SupervisedVerifiers(task, task.limits)
-        # An environment that is forgotten must not leave its processes behind.
+        # An environment that is never closed must not leave its processes behind.
         self._close = weakref.finalize(self, self._pool.close)
 
     def ask(self, prompt: Prompt, turns: Sequence[np.ndarray]) -> TurnAnswer:
-        """Start to answer the last of the turns of a completion, each as its tokens."""
+        """Start answering the last turn of a completion, from the tokens of each of its turns."""
         (texts,) = texts_of(self.tokenizer, [(prompt, turns)])
         return TurnAnswer(self, prompt, self._pool.submit_beside([job_of(prompt, {"turns": texts})]))
 
     def poll(self, seconds: float) -> None:
-        """Receive what answers there are, within so many seconds."""
+        """Receive available answers, waiting at most `seconds` for one."""
         self._pool.poll(seconds)
 
     def wait(self, answers: Sequence[TurnAnswer]) -> None:
-        """Wait until some answers are there: each has the time limit of the task."""
+        """Wait until these answers are there; each has the time limit of the task."""
         for answer in answers:
-            # Not without end: the supervisor ends what runs longer than the limit, and that is an answer.
+            # This ends, as the supervisor stops an answer beyond the time limit, which then has failed.
             answer.jobs.wait(math.inf)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class TaskEnvironment:
 
 @dataclass(frozen=True)
 class TurnAnswer:
-    """What follows a turn; under way at first."""
+    """The answer to a turn; still in progress at first."""
 
     environment: TaskEnvironment
     prompt: Prompt
@@ -77,13 +77,13 @@ class TurnAnswer:
 
     @property
     def done(self) -> bool:
-        """Whether it is there."""
+        """Whether the answer is there."""
         return self.jobs.done
 
     def result(self) -> np.ndarray | None:
-        """Return the tokens that follow the turn, (T,): none where the completion has ended.
+        """Return the tokens of the answer, (T,), empty if the completion has ended; None if it failed.
 
-        None where the environment has failed: it was not done in time, say. The first time is a warning.
+        An environment fails by exceeding its time limit, say. The first one of each reason logs a warning.
         """
         (outcome,) = self.jobs.result()
         if (why := outcome.get("failed")) is None:
@@ -98,11 +98,10 @@ class TurnAnswer:
 
 
 def load_environment(recipe: Recipe, tokenizer: Any, name: str = HELDOUT) -> TaskEnvironment | None:
-    """Return the environment of a recipe's task, or of that of a downstream suite; None for tasks of one
-    turn."""
+    """Return the environment of a recipe's task, or of a downstream suite's; None for a task of one turn."""
     task, _ = recipe.evaluated[name]
     if task.turns == 1:
         return None
-    # Workers answer turns of prompts that they are sent: the data set itself is not sent to each.
+    # Workers receive each prompt with its turns, so they do not need the data set.
     sent, _ = recipe.without_prompts().evaluated[name]
     return TaskEnvironment(sent, tokenizer)

@@ -1,7 +1,7 @@
-"""Workers as a supervisor sees them: processes that are forked, given completions one by one, and killed.
+"""A supervisor's workers: processes that it forks, gives completions one by one, and kills.
 
-Every answer must carry the random number that came with its completion. A worker that has answered must have
-left no process behind: it could read the next completion, or answer it.
+Every answer must carry the random number that came with its completion. After its answer a worker must have
+left no process behind, which could read the next completion, or answer it.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ from scalerl.rl.workers.processes import start_python
 from scalerl.rl.workers.signals import masked_signals
 
 Outcome = dict[str, Any]
-"""`value` and `correct`; of an environment, `answers`, each with whether a user says it; or `failed`, the
-reason, and `detail`."""
+"""`value` and `correct`; for an environment `answers`, each with whether it comes from a user; or `failed`,
+the reason, and `detail`."""
 Job = tuple[dict[str, Any], Any]
-"""A prompt, as JSON, and the texts of the turns of a completion; in a table, to be answered."""
+"""A prompt, as JSON, and the texts of a completion's turns: a list to verify, or in a dict to be answered."""
 Wait = Callable[[socket.socket, float], bool]
 """Returns whether a channel has something to read within some seconds."""
 
 START_SECONDS = 120.0
-"""Seconds for a template to start Python and to load what the task needs."""
+"""Seconds for a template to start Python and to prepare the task."""
 MAX_FAILED_STARTS = 3
-"""Failed starts in a row that end the run: nothing can be verified any more."""
-_LOOK = 0.1  # seconds between two looks at the memory of what a completion has started
+"""Failed starts in a row after which the run ends, as nothing can be verified any more."""
+_LOOK = 0.1  # seconds between two checks of the memory of processes that a completion has started
 _MAX_ANSWER = 1 << 16  # bytes
 _ANSWER = re.compile(
     rb"([0-9a-f]{32}) (ok|exit|changed) "
@@ -51,7 +51,7 @@ class WorkerAnswer:
 
     outcome: Outcome
     odd: str | None
-    """What was odd about it, for which the worker was killed."""
+    """What was odd about it, if anything; the worker was then killed."""
     seconds: float
 
 
@@ -70,14 +70,14 @@ class ForkedWorker:
     pid: int
     channel: socket.socket
     template: _Template
-    """What it was forked from, or was before."""
+    """The template that it was forked from, or that became the worker."""
     threads: int
     own: set[int]
-    """Processes below it that its task had started before it saw a completion."""
+    """Processes below it that its task had started before the first completion."""
     children: proc.Children
     verified: int = 0
     status: int | None = None
-    """Exit status; None where it is not known."""
+    """Exit status; None if not known."""
 
 
 class Forks:
@@ -85,7 +85,7 @@ class Forks:
 
     Raises:
         InputError: the task cannot be loaded.
-        WorkerError: (by `fresh`, too) no process can be started, or it ends as it starts.
+        WorkerError: (also raised by `fresh`) no process can be started, or it exits during start-up.
     """
 
     def __init__(self, greeting: bytes, wait: Wait, seconds: float, memory: int) -> None:
@@ -95,7 +95,7 @@ class Forks:
         self._children = proc.Children(os.getpid())
         self._loaded = False
         self.fork_seconds = 0.0
-        """Running mean of what a new worker takes."""
+        """Running mean of the seconds that a new worker takes to start."""
         self._started_in = 0.0
         self._ensure_template()
 
@@ -111,12 +111,12 @@ class Forks:
                 took = time.monotonic() - began + (0 if template.forks else self._started_in)
                 self.fork_seconds += (0.2 if self.fork_seconds else 1.0) * (took - self.fork_seconds)
                 return self._worker_of(template, pid, ours)
-            ours.close()  # a completion has killed the template
+            ours.close()  # the template is gone: a completion has killed it
             self._end_template()
         raise WorkerError("its process ends before it forks")
 
     def verify(self, worker: ForkedWorker, job: Job, thorough: bool = False) -> WorkerAnswer:
-        """Have a worker verify a completion, and if `thorough` look for functions replaced in any module."""
+        """Have a worker verify a completion; if `thorough`, check all modules for replaced functions too."""
         began = time.monotonic()
         outcome, odd = self._exchange(worker, job, thorough, began + self._seconds)
         worker.verified += 1
@@ -130,15 +130,15 @@ class Forks:
         return WorkerAnswer(outcome, odd, time.monotonic() - began)
 
     def end(self, worker: ForkedWorker) -> None:
-        """Kill a worker with all that it started, in whatever session or group that is."""
+        """Kill a worker with every process that it started, in any session or group."""
         if self._workers.pop(worker.pid, None) is None:
             return
         self._kill(worker)
-        if (template := worker.template) is self._template:  # another one is not its parent
+        if (template := worker.template) is self._template:  # only its parent can tell its status
             worker.status = self._request(template, b"%d" % worker.pid)
 
     def close(self) -> None:
-        """Kill everything, without waiting for an answer of the template."""
+        """Kill everything, without waiting for the template to respond."""
         while self._workers:
             self._kill(self._workers.popitem()[1])
         self._end_template()
@@ -146,12 +146,12 @@ class Forks:
     def _kill(self, worker: ForkedWorker) -> None:
         worker.channel.close()
         worker.children.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses where all have ended
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses if all have ended
             os.killpg(worker.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # the fork has no group of its own yet
+        with contextlib.suppress(ProcessLookupError):  # for a fork that has no group of its own yet
             os.kill(worker.pid, signal.SIGKILL)
         if not worker.template.forks:
-            worker.status = worker.template.process.wait()  # or the next line would take it
+            worker.status = worker.template.process.wait()  # before the next line reaps it
         proc.end(os.getpid(), self._kept())
 
     # -- the template -------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Forks:
             except OSError as error:
                 raise WorkerError(f"it cannot be started: {error.strerror or error}") from error
             control.settimeout(START_SECONDS)
-            with contextlib.suppress(OSError):  # it shows when the answer is read
+            with contextlib.suppress(OSError):  # reading the answer will show the failure
                 control.sendall(self._greeting)
             message = json.loads(self._line(control, START_SECONDS) or "{}")
             if message.get("ready"):
@@ -186,9 +186,9 @@ class Forks:
         return self._template
 
     def _request(self, template: _Template, request: bytes, *fds: int) -> int | None:
-        """Return the number that the template answers: the process of a new worker, or a worker's status.
+        """Return the number that the template answers: the pid of a new worker, or a worker's status.
 
-        Without an answer the template is killed, as a late one would be taken for that to the next request.
+        A template that does not answer is killed: a late answer would be taken for that to the next request.
         """
         try:
             socket.send_fds(template.control, [request], fds)
@@ -213,7 +213,7 @@ class Forks:
         proc.end(os.getpid(), self._kept())
 
     def _kept(self) -> set[int]:
-        """Return the processes that are meant to be there."""
+        """Return the processes that are supposed to exist."""
         kept = {pid for worker in self._workers.values() for pid in (worker.pid, *worker.own)}
         return kept | ({self._template.process.pid, *self._template.own} if self._template else set())
 
@@ -238,9 +238,9 @@ class Forks:
     def _exchange(
         self, worker: ForkedWorker, job: Job, thorough: bool, until: float
     ) -> tuple[Outcome, str | None]:
-        """Return the outcome of a completion, and what the answer shows to be odd."""
+        """Return the outcome of a completion, and what is odd about the answer, if anything."""
         channel = worker.channel
-        if select.select([channel], [], [], 0)[0]:  # it has sent something, or is gone, before the request
+        if select.select([channel], [], [], 0)[0]:  # the worker sent something or exited before the request
             return _misfit()
         nonce = os.urandom(16).hex().encode()
         message = marshal.dumps((nonce, *job, thorough))
@@ -268,9 +268,9 @@ class Forks:
         return _outcome(received, nonce)
 
     def _left_behind(self, worker: ForkedWorker) -> bool:
-        """Return whether a worker has left a process or a thread; one that is just ending has 22 ms."""
+        """Return whether a worker has left a process or a thread behind; these get 22 ms to end."""
         for pause in (0.0, 0.002, 0.02):
-            if pause:  # a sleep of 0 s gives the processor away
+            if pause:  # even a sleep of 0 s would yield the processor
                 time.sleep(pause)
             if proc.threads(worker.pid) <= worker.threads and not self._strangers(worker):
                 return False
@@ -285,7 +285,7 @@ class Forks:
         return any(map(proc.running, found))
 
     def _holds_too_much(self, worker: ForkedWorker) -> bool:
-        """Return whether a worker and all that it started hold more memory than one completion may."""
+        """Return whether a worker and all processes that it started exceed the memory of one completion."""
         others = self._kept() - {worker.pid, *worker.own}
         return proc.memory(proc.descendants(os.getpid()) - others, self._memory) > self._memory
 

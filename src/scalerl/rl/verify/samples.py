@@ -14,8 +14,8 @@ def sample_row(source: str, step: int, rollout: Rollout, reward: Reward, tokeniz
         source: "evaluation" or "training".
         step: the evaluation's, or the trainer step that consumed the completion.
         rollout: the completion.
-        reward: what it was given.
-        tokenizer: turns its tokens into text; once, as whole tokens may be parts of a letter.
+        reward: its reward.
+        tokenizer: decodes its tokens all at once, as one token may be only a part of a character.
     """
     finish = "truncated" if rollout.truncated else "interrupted" if rollout.interrupted else "ended"
     return {
@@ -35,12 +35,12 @@ def sample_row(source: str, step: int, rollout: Rollout, reward: Reward, tokeniz
 
 
 def training_samples(step: int, groups: Sequence[Group], tokenizer: Any) -> list[dict[str, Any]]:
-    """Return a line for the first completion of each of some groups that a step has consumed."""
+    """Return a line for the first completion of each of `groups`, which a step has consumed."""
     pairs = [(group.rollouts[0], Reward(float(group.reward_G[0]), group.correct_G[0])) for group in groups]
     return [sample_row("training", step, rollout, reward, tokenizer) for rollout, reward in pairs]
 
 
 def spread_over(n_prompts: int, n: int) -> list[int]:
-    """Return `n` indices spread evenly over those of the prompts; all of them where there are fewer."""
+    """Return `n` indices spread evenly over those of the prompts; all of them if there are fewer."""
     n = min(n, n_prompts)
     return [i * n_prompts // n for i in range(n)]

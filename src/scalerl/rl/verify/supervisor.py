@@ -1,19 +1,19 @@
-"""A trusted process between the trainer and a worker: it never runs a task's code.
+"""A trusted process between the trainer and a worker; it never runs a task's code.
 
     trainer --- share of completions ---> supervisor --- one completion ---> worker (worker.py)
     trainer <-- their outcomes ---------- supervisor <-- verdict ----------- worker
 
 Completions are verified *together*, one after another by one worker, or *apart*, each by a worker of its own:
 
-    together   fast. What one completion does to the worker could reach the next, so that outcomes are held
-               until the worker has given two known answers the verdicts of new workers, a right one and a
-               wrong one. A failure is counted only if a fresh worker fails the same way.
-    apart      at first, until two answers are known; where a completion takes long compared with a
-               fork; and for a while after anything odd. What was held then is verified again, apart.
+    together   fast. One completion could tamper with the worker of the next, so outcomes are held back until
+               the worker has given two known answers, a right and a wrong one, the verdicts that new workers
+               gave. A failure is counted only if a fresh worker fails the same way.
+    apart      at first, until two answers are known; if a completion takes long compared with a fork; and
+               for a while after anything odd. Outcomes held back at that time are verified again, apart.
 
-Odd is an answer that is not to the open completion, a call of `sys.exit`, a process or a thread that is left
-behind, a replaced builtin, another verdict for a known answer, a death and a timeout. A worker that shows it
-is killed, with everything below this process but the template.
+Odd events are: an answer to another completion, a call of `sys.exit`, a process or a thread left behind, a
+replaced builtin, another verdict for a known answer, a death, and a timeout. The worker is then killed, with
+all descendants of this process except the template.
 """
 
 import json
@@ -29,35 +29,35 @@ from scalerl.rl.verify.forks import ForkedWorker, Forks, Job, Outcome, WorkerAns
 from scalerl.rl.workers.processes import ChildChannel
 
 TURN_SECONDS = 1.0
-"""Seconds after which a share is returned with the outcomes that there are."""
+"""Seconds after which a share is returned with the outcomes so far."""
 RENEW_AFTER = 1024
-"""Completions that a worker verifies at most."""
+"""The most completions that a worker verifies."""
 FIRST_SECONDS, CAUTION_SECONDS = 4.0, 1.0
 """Seconds spent on forks, about: at first, until two answers are known; and after anything odd."""
 SLOW = 1.25
-"""Completions are verified apart where that takes at most so many times as long as together.
+"""Completions are verified apart if that takes at most this many times as long as together.
 
 Together, two known answers are verified in every turn: completions of 0.3 s would take 0.45 s each.
 """
 RECONSIDER = 256
-"""Completions that are verified apart because it takes no longer, until together is timed again."""
+"""Completions verified apart because it takes no longer, before verifying together is timed again."""
 STEADY = 3
-"""New workers that must give a known answer its verdict, where one that is not new does not."""
+"""How many new workers must confirm the verdict of a known answer when an older worker differs."""
 MAX_UNSTEADY = 2
-"""Known answers to which new workers, too, give another verdict; then all is verified apart."""
+"""Known answers for which even new workers change the verdict, before everything is verified apart."""
 MAX_GUESSES = 4
 """Texts, likely right or wrong, that are verified to find known answers."""
 BEAT_SECONDS = 1.0
-"""Between two heartbeats."""
+"""Seconds between two heartbeats."""
 MARK = "SCALERL_VERIFIER"
-"""The name of the mark in the environment of all that a supervisor has started."""
+"""The environment variable that marks every process that a supervisor has started."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def main(channel: ChildChannel, greeting: bytes, seconds: float, memory: int, parent: int, mark: str) -> None:
-    """Verify the shares that come, until the channel is closed or the process `parent` ends.
+    """Verify incoming shares until the channel is closed or the process `parent` ends.
 
-    All that is started from here has `mark` in its environment.
+    Every process started from here has `mark` in its environment.
     """
     os.environ.update(_ONE_THREAD, **{MARK: mark})
     proc.adopt_orphans()
@@ -76,7 +76,7 @@ def main(channel: ChildChannel, greeting: bytes, seconds: float, memory: int, pa
 
 
 class _Trainer:
-    """The trainer, which may end at any time: each method raises an EOFError then."""
+    """The connection to the trainer; each method raises an EOFError once the trainer has ended."""
 
     def __init__(self, channel: ChildChannel, parent: int) -> None:
         self._channel, self._parent = channel, parent
@@ -90,7 +90,7 @@ class _Trainer:
     def wait(self, channel: socket.socket, seconds: float) -> bool:
         """Return whether another channel has something to read within `seconds`, while a share is open."""
         ready = select.select([channel, self._channel], [], [], seconds)[0]
-        if self._channel in ready:  # it sends nothing while it waits: this is the end
+        if self._channel in ready:  # the trainer sends nothing while it waits, so it has closed the channel
             raise EOFError
         if time.monotonic() > self._beat + BEAT_SECONDS:
             self._beat = time.monotonic()
@@ -99,7 +99,7 @@ class _Trainer:
         return bool(ready)
 
     def _check(self) -> None:
-        if os.getppid() != self._parent:  # the channel may be held open by what it has forked
+        if os.getppid() != self._parent:  # forks of the trainer may hold the channel open
             raise EOFError
 
 
@@ -110,18 +110,18 @@ class Supervisor:
         self._forks = forks
         self._shared: ForkedWorker | None = forks.fresh()
         self._apart = self._forks_in(FIRST_SECONDS)
-        """Completions that are yet to be verified apart."""
+        """How many more completions to verify apart."""
         self._warm_seconds, self._apart_seconds = 0.0, math.inf
-        """Seconds of a completion that is not a worker's first; of one apart, its fork included."""
+        """Mean seconds of a completion that is not a worker's first, and of one apart, fork included."""
         self._known: dict[bool, tuple[Job, Outcome]] = {}
-        """A wrong and a right answer, and their outcomes by new workers."""
+        """A wrong and a right answer, and their outcomes from new workers."""
         self._guesses, self._unsteady = MAX_GUESSES, 0
         self._restarts = Counter[str]()
         """Why workers were killed since the last share."""
 
     def verify(self, share: list[Job]) -> list[Outcome]:
-        """Return the outcomes of the first completions of a share, one at least."""
-        # An environment's turns: a worker that a tool has changed answers no other.
+        """Return the outcomes of the first completions of a share, at least of one."""
+        # Turns of an environment have a new worker each, as a tool may have changed an old one.
         if isinstance(share[0][1], dict):
             return [self._alone(share[0]).outcome]
         until = time.monotonic() + TURN_SECONDS
@@ -141,12 +141,12 @@ class Supervisor:
         return self._apart > 0 or self._apart_seconds < SLOW * self._warm_seconds
 
     def _forks_in(self, seconds: float) -> float:
-        return math.ceil(seconds / (2 * self._forks.fork_seconds))  # ending one takes about as long
+        return math.ceil(seconds / (2 * self._forks.fork_seconds))  # ending a fork takes about as long
 
     # -- together -----------------------------------------------------------------------------------------
 
     def _together(self, share: list[Job], until: float) -> tuple[list[Outcome], list[Job]]:
-        """Return the outcomes of the first completions; or none, and those that must be verified apart."""
+        """Return the outcomes of the first completions, or none and the completions to verify apart."""
         if self._shared is None:
             self._shared = self._forks.fresh()
         outcomes: list[Outcome] = []
@@ -167,8 +167,8 @@ class Supervisor:
         return outcomes, []
 
     def _next(self, worker: ForkedWorker, job: Job) -> Outcome | None:
-        """Return the outcome of the next completion; None if the worker is not to be trusted any more."""
-        # The first completion of a worker may import what all later ones find.
+        """Return the outcome of the next completion; None if the worker can no longer be trusted."""
+        # The first completion of a worker may be slower, as it imports modules for all later ones.
         fresh = worker.verified == 0
         answer = self._forks.verify(worker, job)
         if not fresh and not answer.odd:
@@ -221,12 +221,12 @@ class Supervisor:
     # -- known answers ------------------------------------------------------------------------------------
 
     def _passes(self, worker: ForkedWorker) -> bool:
-        """Return whether a worker gives the known answers the verdicts of new ones."""
+        """Return whether a worker gives the known answers the same verdicts as new workers."""
         for correct, (job, outcome) in list(self._known.items()):
             answer = self._forks.verify(worker, job, thorough=True)
             if answer.odd or answer.outcome != outcome:
                 if any(self._alone(job).outcome != outcome for _ in range(STEADY)):
-                    self._forget(correct)  # the verifier itself is not steady
+                    self._forget(correct)  # the verifier itself is not deterministic
                 return False
         return True
 
@@ -251,7 +251,7 @@ class Supervisor:
             self._apart = 0
 
     def _learn_from(self, share: list[Job], outcomes: list[Outcome]) -> None:
-        """Have a new worker, too, verify a completion of a kind that is not known yet."""
+        """Have a new worker verify a completion again if its verdict is of a kind not known yet."""
         for job, outcome in zip(share, outcomes, strict=True):
             if len(self._known) < 2 and outcome.get("correct") in {True, False} - self._known.keys():
                 again = self._alone(job)
@@ -261,5 +261,5 @@ class Supervisor:
 
 
 def _mean(mean: float, value: float) -> float:
-    """Return a running geometric mean: a hiccup of the machine moves it little."""
+    """Return a running geometric mean, which a hiccup of the machine hardly moves."""
     return mean**0.9 * value**0.1 if 0 < mean < math.inf else value

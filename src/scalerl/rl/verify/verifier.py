@@ -1,18 +1,18 @@
-"""Verification that cannot hurt the run.
+"""Verification that cannot harm the run.
 
     rollouts -> text -> worker processes -> outcomes -> rewards, in order
 
-A verifier is third-party code that runs on text that a model wrote. It has processes of its own, each with a
-limit of time and memory. A verification that fails costs one completion, and its process if need be, and is
-counted:
+A verifier is third-party code that runs on text written by a model. It has processes of its own, each with
+limits of time and memory. A failed verification costs one completion, and its process if need be, and is
+counted by its reason:
 
     raised     it raised an exception
-    timeout    it was not done within the time limit (in a loop in C, say): its process is killed
+    timeout    it exceeded the time limit (in a loop in C, say), and its process was killed
     nonsense   it returned no reward, or one that is not finite
     died       its process died, or ran out of memory
 
-Such a completion gets the reward of a failure, and leaves the loss as a truncated one does. What it does to
-its process reaches no other completion: `scalerl.rl.verify.supervisor` has how.
+Such a completion gets the reward of a failure, and leaves the loss like a truncated one. What it does to its
+process cannot affect other completions; `scalerl.rl.verify.supervisor` says how.
 """
 
 import math
@@ -40,14 +40,14 @@ ODD = {
     "check": "its verdict differed from that of a new worker; new workers verified its completions again",
     "unsteady": "the verifier does not give one answer the same verdict twice",
 }
-"""Why a worker was replaced, where the completion itself does not count as failed for it."""
+"""Why a worker was replaced, for reasons by which the completion itself does not count as failed."""
 
 Completion = tuple[Prompt, Sequence[np.ndarray]]
-"""A completion to be verified: prompt, and the tokens of each turn of the model."""
+"""A completion to verify: its prompt, and the tokens of each turn of the model."""
 
 
 class Verification(ABC):
-    """Verifies rollouts, here or elsewhere. A truncated one has failed, whatever its text."""
+    """Verifies rollouts, here or elsewhere; a truncated rollout fails whatever its text."""
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
@@ -55,36 +55,36 @@ class Verification(ABC):
         self.examples: dict[str, str] = {}
         """The first failure of each reason: prompt and message."""
         self.restarts: Counter[str] = Counter()
-        """Workers that were replaced, by reason; docs/howto/tasks.md has them."""
+        """Replaced workers, by reason; docs/howto/tasks.md lists the reasons."""
         self._reported: set[str] = set()
 
     @abstractmethod
     def submit(self, completions: Sequence[Completion]) -> Pending[list[Outcome]]:
-        """Start to verify completions, one call at a time; return their outcomes, in order."""
+        """Start verifying completions, one call at a time; return their outcomes, in order."""
 
     @abstractmethod
     def close(self) -> None:
         """Stop the processes."""
 
     def start(self, groups: Sequence[Sequence[Rollout]]) -> Pending[list[list[Reward]]]:
-        """Start to verify; return the rewards of the completions of each group, in order."""
+        """Start verifying; return the rewards of the completions of each group, in order."""
         completions = [(r.prompt, r.turns) for group in groups for r in group if not r.truncated]
 
         def rewards(outcomes: list[Outcome]) -> list[list[Reward]]:
-            # Truncated completions were not submitted: the outcomes are those of the others, in order.
+            # Truncated completions were not submitted, so the outcomes are those of the others, in order.
             left = iter(outcomes)
             return [[FAILED if r.truncated else self.reward(r, next(left)) for r in g] for g in groups]
 
         return Mapped(rewards, self.submit(completions))
 
     def verify(self, groups: Sequence[Sequence[Rollout]]) -> list[list[Reward]]:
-        """Return the rewards of the completions of each group, in order, once they have come."""
+        """Verify, and return the rewards of the completions of each group, in order."""
         pending = self.start(groups)
         pending.wait(math.inf)
         return pending.result()
 
     def reward(self, rollout: Rollout, outcome: Outcome) -> Reward:
-        """Return the reward of a completion; count it where its verification failed."""
+        """Return the reward of a completion; count a failed verification."""
         self.restarts.update(outcome.get("restarts", {}))
         reason = outcome.get("failed")
         if reason is None:
@@ -94,7 +94,7 @@ class Verification(ABC):
         return Reward(FAILED.value, FAILED.correct, reason)
 
     def new_failures(self) -> list[str]:
-        """Return a line for every new reason of a failure, or of a replaced worker, since the last call."""
+        """Return a line for each reason of a failure or a replaced worker that is new since the last call."""
         new = {reason: text for reason, text in self.examples.items() if reason not in self._reported}
         odd = [reason for reason in ODD if reason in self.restarts and reason not in self._reported]
         self._reported |= {*new, *odd}
@@ -103,7 +103,7 @@ class Verification(ABC):
 
 
 class DirectVerifier(Verification):
-    """Verifies by a task that `is_trusted`, in this process and at once."""
+    """Verifies by a task that `is_trusted`, immediately and in this process."""
 
     def __init__(self, task: Task, tokenizer: Any) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class PoolVerifier(Verification):
         super().__init__()
         self._tokenizer = tokenizer
         self._pool = SupervisedVerifiers(task, limits)
-        # A verifier that is forgotten must not leave its processes behind.
+        # A verifier that is never closed must not leave its processes behind.
         self._close = weakref.finalize(self, self._pool.close)
 
     def submit(self, completions: Sequence[Completion]) -> Pending[list[Outcome]]:
@@ -143,23 +143,23 @@ class PoolVerifier(Verification):
 def is_trusted(task: Task) -> bool:
     """Return whether a task is verified in the process of the run, without limits.
 
-    `chain` alone, and no subclass of it: its verifier is a pure function of 4 microseconds, and workers took
-    27 % of the demonstration's time.
+    Only `chain` is, without subclasses: its verifier is a pure function that takes 4 microseconds, and
+    workers would take 27 % of the demonstration's time.
     """
     return type(task) is Chain
 
 
 def load_verifier(recipe: Recipe, tokenizer: Any, name: str = HELDOUT) -> Verification:
-    """Return the verifier of a recipe, or of one of its downstream suites, in processes of this machine
+    """Return the verifier of a recipe, or of one of its downstream suites: in processes of this machine
     unless its task is trusted."""
-    sent = recipe.without_prompts()  # which other processes can import, and without its prompts
+    sent = recipe.without_prompts()  # small, and of classes that other processes can import
     task, _ = sent.evaluated[name]
     return DirectVerifier(task, tokenizer) if is_trusted(task) else PoolVerifier(task, tokenizer, task.limits)
 
 
 def texts_of(tokenizer: Any, completions: Sequence[Completion]) -> list[list[str]]:
     """Return the texts of the turns of completions, without their end tokens."""
-    if not completions:  # which a tokenizer takes for one empty text
+    if not completions:  # a tokenizer would take an empty list for one empty text
         return []
     ends = end_tokens(tokenizer)
     tokens = [turn_T.tolist() for _, turns in completions for turn_T in turns]

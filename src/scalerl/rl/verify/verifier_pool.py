@@ -1,9 +1,9 @@
-"""Verifications shared out to a pool of workers: processes beside the driver, or Ray actors.
+"""Verifications distributed over a pool of workers: processes beside the driver, or Ray actors.
 
-    jobs -> shares -> idle workers -> outcomes of the first jobs of each; its others wait again
+    jobs -> shares -> idle workers -> outcomes of the first jobs of each share; the others wait again
 
-A worker that is lost is replaced, and its share is verified again: where what it verified may be the cause,
-job by job, so that a completion that ends workers costs itself alone.
+A lost worker is replaced, and its share is verified again. If one of its jobs may be the cause, they are
+verified one by one, so that a completion that kills workers costs only itself.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from scalerl.rl.workers.processes import FreshPython
 from scalerl.rl.workers.timeline import Timeline
 
 MAX_LOST = 2
-"""Workers that may be lost with a job by itself before it counts as `died`."""
+"""Workers lost on a job alone until it counts as `died`."""
 MAX_SHARE = 64
-"""Jobs that a supervisor is given at a time, at most."""
+"""The most jobs that a supervisor is given at a time."""
 HEARTBEAT_TIMEOUT = 60.0
-"""Seconds without a heartbeat after which a supervisor that starts, or has work, is lost."""
+"""Seconds without a heartbeat after which a supervisor that is starting, or has work, is lost."""
 _LOST = {"failed": "died", "detail": "the process that supervises its verification died"}
 
 
 @dataclass(eq=False)
 class VerifierWorker(PoolWorker):
-    """A worker whose deadline is for a share: one that is idle has none."""
+    """A worker whose deadline is per share, so that an idle worker has none."""
 
     notice: float = math.inf
-    """A share may take long, and its deadline is not announced."""
+    """No warning before the deadline, as a share may take long."""
 
     def check(self) -> None:
         """See `PoolWorker.check`."""
@@ -54,7 +54,7 @@ class VerifierWorker(PoolWorker):
 
 
 class VerifierPool(WorkerPool[VerifierWorker]):
-    """Shares jobs out; `share` returns the size of a share for so many jobs."""
+    """Distributes jobs over workers; `share` returns the size of a share for a number of jobs."""
 
     noun, role = "verifier", "verify"
     capacity = 1
@@ -74,13 +74,13 @@ class VerifierPool(WorkerPool[VerifierWorker]):
         self.jobs = Jobs((), self, 0)
 
     def submit(self, payloads: Sequence[Any]) -> Jobs:
-        """Verify; jobs that were submitted before are given up."""
+        """Verify; jobs that were submitted before are abandoned."""
         self._waiting.clear()
         self.jobs.given_up = True
         return self.submit_beside(payloads)
 
     def submit_beside(self, payloads: Sequence[Any]) -> Jobs:
-        """Do jobs after those that were submitted before, or beside them."""
+        """Verify jobs after those that were submitted before, or beside them."""
         self.jobs = jobs = Jobs(payloads, self, self.jobs.end)
         size = max(self._share(len(payloads)), 1)
         for first in range(0, len(payloads), size):
@@ -97,7 +97,7 @@ class VerifierPool(WorkerPool[VerifierWorker]):
     def _received(self, worker: VerifierWorker, message: Message) -> None:
         if message.kind != "done":
             return
-        # One share at a time (`capacity`): so a message without a number answers that one.
+        # A worker has one share at a time (`capacity`), so the message needs no number.
         (number,) = worker.in_flight
         jobs, share = self.complete(worker, number)
         # Not strict: a supervisor returns after a second with the outcomes so far.
@@ -111,11 +111,11 @@ class VerifierPool(WorkerPool[VerifierWorker]):
 
     def _reassign(self, worker: VerifierWorker, work: Mapping[int, tuple[Jobs, list[int]]]) -> None:
         for jobs, share in work.values():
-            if self._backend.elsewhere:  # a machine was lost, or its memory was out
+            if self._backend.elsewhere:  # the cause may be a lost machine, or one without memory left
                 self._wait_again(jobs, share)
                 continue
             jobs.losses.update(share)
-            # One by one from now on: of a share it is not known which job ended the worker.
+            # One by one from now on, as any job of the share may have killed the worker.
             for job in share:
                 if len(share) == 1 and jobs.losses[job] >= MAX_LOST:
                     jobs.outcomes[job] = dict(_LOST)
@@ -131,20 +131,20 @@ class VerifierPool(WorkerPool[VerifierWorker]):
 
 
 class Jobs:
-    """Verifications under way; see `scalerl.rl.types.Pending`."""
+    """Verifications in progress; see `scalerl.rl.types.Pending`."""
 
     def __init__(self, payloads: Sequence[Any], pool: VerifierPool, first: int) -> None:
         self.payloads, self._pool = payloads, pool
         self.first, self.end = first, first + len(payloads)
-        """Their numbers in the pool."""
+        """The range of their numbers in the pool."""
         self.given_up = False
-        """Later ones took their place: nothing is done again for them."""
+        """Whether later jobs have replaced them, so that their work is not repeated."""
         self.outcomes: dict[int, Outcome] = {}
         self.losses = Counter[int]()
         """Workers that were lost with each job."""
 
     def wait(self, seconds: float) -> bool:
-        """Return whether all are done; wait for that, and for no longer than `seconds`."""
+        """Wait at most `seconds` for all jobs; return whether they are done."""
         return self._pool.wait_for(lambda: self.done, seconds)
 
     @property
@@ -158,19 +158,19 @@ class Jobs:
 
 
 def job_of(prompt: Prompt, turns: Any) -> bytes:
-    """Return a `scalerl.rl.verify.forks.Job` as a supervisor takes it: JSON, so that nothing is unpickled."""
+    """Return a `scalerl.rl.verify.forks.Job` for a supervisor, as JSON, so that nothing is unpickled."""
     return json.dumps([asdict(prompt), turns]).encode()
 
 
 class SupervisedVerifiers(VerifierPool):
-    """`limits.workers` supervisors, each with a worker of this machine that verifies; they take `job_of`.
+    """`limits.workers` supervisors on this machine, each with a worker that verifies; they take `job_of`.
 
-    A supervisor (`scalerl.rl.verify.supervisor`) is started afresh: nothing is forked here, and the script
-    that is running is not imported again. It starts, checks and ends the workers that execute the task's
-    code. Of what these answer it passes on two numbers, or a text, and unpickles nothing.
+    A supervisor (`scalerl.rl.verify.supervisor`) starts in a new Python: nothing is forked here, and the
+    running script is not imported again. It starts, checks and ends the workers that execute the task's code.
+    From their answers it passes on only two numbers or a text, and unpickles nothing.
 
     Raises:
-        InputError: what the task needs for its verifier cannot be loaded.
+        InputError: something that the verifier needs cannot be loaded.
         WorkerError: the processes do not start.
     """
 
@@ -183,7 +183,7 @@ class SupervisedVerifiers(VerifierPool):
             return min(math.ceil(n_jobs / limits.workers), MAX_SHARE)
 
         super().__init__(workers, FreshPython(), share, main, arguments)
-        # Random: processes with this mark are killed, and those of another run here must not have it.
+        # Random, as processes with this mark are killed, and those of other runs must not have it.
         self._limits, self._failed_starts, self._secret = limits, 0, secrets.token_hex(16)
         try:
             self.start()
@@ -201,7 +201,7 @@ class SupervisedVerifiers(VerifierPool):
             raise
 
     def close(self) -> None:
-        """See `WorkerPool.close`: at the end of its channel a supervisor ends what it has started, too."""
+        """See `WorkerPool.close`; a supervisor ends its own processes when its channel is closed."""
         super().close()
         self._end_marked(*self._workers)
 
@@ -212,7 +212,7 @@ class SupervisedVerifiers(VerifierPool):
         except OSError as error:
             why = f"{error.strerror or error}; free memory, processes or file descriptors"
             raise WorkerError(f"the processes that verify cannot be started: {why}") from error
-        worker.note_progress()  # it gives heartbeats while it starts, too
+        worker.note_progress()  # heartbeats are expected during start-up too
 
     def _started(self, worker: VerifierWorker, value: Any) -> None:
         self._failed_starts = 0
@@ -234,7 +234,7 @@ class SupervisedVerifiers(VerifierPool):
         self._end_marked(worker)
 
     def _check_losses(self, worker: VerifierWorker, error: WorkerLostError) -> None:
-        """Do nothing: a completion that ends supervisors costs itself, and not the run."""
+        """Do nothing: a completion that kills supervisors must not end the run."""
 
     def _starts_failed(self, detail: str) -> WorkerError:
         limit = f"task.limits.memory_gib is {self._limits.memory_gib:g}"
@@ -244,5 +244,5 @@ class SupervisedVerifiers(VerifierPool):
         return f"{self._secret}-{worker.number}"
 
     def _end_marked(self, *workers: VerifierWorker) -> None:
-        """Kill what supervisors that did not end by themselves have left, which only its mark tells."""
+        """Kill processes left by supervisors that were killed; only the mark identifies them."""
         proc.end_marked([f"{MARK}={self._mark(worker)}" for worker in workers])

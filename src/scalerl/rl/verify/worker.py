@@ -1,18 +1,18 @@
-"""What runs in the processes that execute a task's verifier. It never imports torch.
+"""The processes that execute a task's verifier; this module never imports torch.
 
     supervisor --- the task, pickled, in base64 ---> template: loads it, then forks a worker on request
     supervisor <-- {"ready", "forks"} or {"error"} -- template
     supervisor --- (nonce, prompt, turns, check) --> worker: verifies one completion at a time
     supervisor <-- nonce, state, verdict ----------- worker
 
-`turns` are the texts of a completion; in a table, they are those that an environment is to answer.
+`turns` is a list of a completion's texts to verify, or a dict with those that an environment answers.
 
-The template never sees a completion, so that a worker forked from it starts from a known state. Where it
-cannot be forked (it has threads, or this is not Linux) the template becomes the worker, once.
+The template never sees a completion, so a worker forked from it starts in a known state. If it cannot be
+forked (it has threads, or this is not Linux), the template itself becomes the worker, once.
 
-A verifier shares its process with this code and can replace what the code uses. So the loop of a worker uses
-C functions that were bound before, formats its answer by operators, and looks for replaced builtins after
-every completion. What that misses, the known answers of `scalerl.rl.verify.supervisor` are for.
+A verifier shares its process with this code and can replace functions that the code uses. So a worker's loop
+uses C functions that were bound beforehand, formats its answer by operators, and looks for replaced builtins
+after every completion. The known answers of `scalerl.rl.verify.supervisor` catch what this misses.
 """
 
 import base64
@@ -43,12 +43,12 @@ from scalerl.rl.workers.signals import leave_signals
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _SIZE = struct.Struct("<I")
 MAX_ANSWERS = 30_000
-"""Bytes of what an environment answers to a turn, at most."""
+"""The most bytes of an environment's answers to a turn."""
 _Watched = list[tuple[Any, Callable[[Any], tuple[Any, ...]], tuple[Any, ...]]]
 
 
 def main(fd: int, parent: int, memory: int) -> None:
-    """Load the task that comes over the socket `fd`, and fork workers, each within `memory` bytes."""
+    """Load the task received over the socket `fd`, and fork workers on request, with `memory` bytes each."""
     os.set_inheritable(fd, False)
     _restrain(parent, memory)
     control = socket.socket(fileno=fd)
@@ -62,13 +62,13 @@ def main(fd: int, parent: int, memory: int) -> None:
         return
     forks = sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
     gc.collect()
-    gc.freeze()  # a collection in a fork would write to, and so copy, every page
+    gc.freeze()  # a garbage collection in a fork would write to every page, and so copy it
     _send(control, {"ready": True, "forks": forks})
     _serve(control, task, forks)
 
 
 def _serve(control: socket.socket, task: Any, forks: bool) -> None:
-    """Answer requests: a descriptor is a new worker's channel, a number is a worker to be waited for."""
+    """Answer requests: a descriptor is the channel for a new worker, a number the pid of a worker to reap."""
     own = [sys.modules[__name__], sys.modules["scalerl.rl.types"], Prompt, Reward]
     watched = _watch([sys.modules["builtins"], json, json.encoder, json.decoder, *own])
     modules = _watch(module for module in list(sys.modules.values()) if isinstance(module, ModuleType))
@@ -89,7 +89,7 @@ def _serve(control: socket.socket, task: Any, forks: bool) -> None:
                 control.sendall(b"%d\n" % parent)
             control.close()
             if forks:
-                os.setsid()  # what it sends to its group does not reach the template
+                os.setsid()  # so that signals to its process group do not reach the template
                 _die_with(parent)
             _work(task, fds[0], watched, modules)
             os._exit(0)
@@ -97,8 +97,8 @@ def _serve(control: socket.socket, task: Any, forks: bool) -> None:
 
 
 def _work(task: Any, fd: int, watched: _Watched, modules: _Watched) -> None:
-    """Verify what comes over `fd` until it is closed."""
-    os.set_inheritable(fd, False)  # the one that was received passes to every program that is started
+    """Verify completions received over `fd` until it is closed."""
+    os.set_inheritable(fd, False)  # a received descriptor would pass to every program that is started
     os.register_at_fork(after_in_child=lambda: _close(fd))
     getpid, leave, write, loads, size_of = os.getpid, os._exit, os.write, marshal.loads, _SIZE.unpack
     exactly, verify, changed, prompt_of = _exactly, _verify, _changed, Prompt.from_json
@@ -107,7 +107,7 @@ def _work(task: Any, fd: int, watched: _Watched, modules: _Watched) -> None:
         size = exactly(fd, 4)
         nonce, prompt, turns, check = loads(exactly(fd, size_of(size)[0]))
         state, verdict = verify(task, prompt_of(prompt), turns)
-        if getpid() != myself:  # a fork by the verifier, which must not answer beside its parent
+        if getpid() != myself:  # the verifier forked, and this copy must not answer beside its parent
             leave(1)
         if changed(watched) or (check and changed(modules)):
             state = b"changed"
@@ -117,26 +117,26 @@ def _work(task: Any, fd: int, watched: _Watched, modules: _Watched) -> None:
 
 
 def _verify(task: Any, prompt: Prompt, turns: Any) -> tuple[bytes, bytes]:
-    """Return the state that the verifier leaves the process in, and its verdict."""
+    """Return the state of the process after the verification, and the verdict."""
     try:
         if isinstance(turns, dict):
             return b"ok", _answered(task.respond(prompt, turns["turns"]))
-        # As `scalerl.rl.tasks.task.verdict`, which is not watched here: a verifier could replace it.
+        # Repeats `scalerl.rl.tasks.task.verdict`, which a verifier could replace unnoticed.
         if len(turns) > 1:
             return b"ok", _checked(task.verify_turns(prompt, turns))
         return b"ok", _checked(task.verify(prompt, turns[0]))
     except MemoryError:
-        os._exit(1)  # what is left of this process is not to be trusted
+        os._exit(1)  # the process cannot be trusted any more
     except Exception as error:
         return b"ok", _failure(b"raised", _one_line(error))
-    except BaseException as error:  # SystemExit and KeyboardInterrupt of a verifier are no better than others
+    except BaseException as error:  # a verifier's SystemExit or KeyboardInterrupt is an error like others
         return b"exit", _failure(b"raised", _one_line(error))
 
 
 def _checked(
     reward: Any, isinstance: Any = isinstance, float: Any = float, bool: Any = bool, abs: Any = abs
 ) -> bytes:
-    """Return the verdict in a reward; the other arguments are builtins from before the verifier ran."""
+    """Return the verdict for a reward; the other arguments are builtins from before the verifier ran."""
     if isinstance(reward, bool) or type(reward).__name__ == "bool":  # numpy has a bool of its own
         return b"verdict %d %a" % (bool(reward), 1.0 if reward else -1.0)
     if not isinstance(reward, Reward):
@@ -152,7 +152,7 @@ def _checked(
 
 
 def _answered(answers: Any) -> bytes:
-    """Return what an environment answers; its process answers nothing else, so that builtins may be used."""
+    """Return the answers of an environment; as its process answers only once, builtins are safe to use."""
     if not isinstance(answers, list | tuple) or not all(isinstance(one, str) for one in answers):
         return _failure(b"nonsense", f"respond returned {type(answers).__name__}, not a list of texts")
     by_user = [[isinstance(one, UserText), one] for one in answers]
@@ -173,18 +173,18 @@ def _one_line(error: BaseException) -> str:
 
 
 def _watch(spaces: Iterable[Any]) -> _Watched:
-    """Return the functions and classes in the name spaces of modules and classes, as they are now."""
+    """Return the current functions and classes in the name spaces of modules and classes."""
     watched: _Watched = []
     for space in map(vars, spaces):
         names = [name for name, value in list(space.items()) if callable(value) or type(value) is classmethod]
         if names:
-            get = itemgetter(*names, names[0])  # of one name it would give no tuple
+            get = itemgetter(*names, names[0])  # with a single name it would not return a tuple
             watched.append((space, get, get(space)))
     return watched
 
 
 def _changed(watched: _Watched, all: Any = all, map: Any = map, is_: Any = is_) -> bool:
-    """Return whether a name has another value than it had."""
+    """Return whether any watched name has a new value."""
     for space, get, values in watched:
         try:
             if not all(map(is_, get(space), values)):
@@ -195,7 +195,7 @@ def _changed(watched: _Watched, all: Any = all, map: Any = map, is_: Any = is_) 
 
 
 def _exactly(fd: int, size: int, read: Any = os.read, leave: Any = os._exit) -> bytes:
-    """Read `size` bytes; the end of the channel ends the process."""
+    """Read `size` bytes; exit at the end of the channel."""
     data = b""
     while size > 0:
         part = read(fd, size)
@@ -212,22 +212,22 @@ def _close(fd: int) -> None:
 
 
 def _restrain(parent: int, memory: int) -> None:
-    """Limit the memory of this process, keep Ctrl-C from it, and end it with its parent."""
+    """Limit the memory of this process, mask Ctrl-C, and tie its life to its parent's."""
     leave_signals()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        if held >= memory:  # from here on Python would fail anywhere, with any exception
+        if held >= memory:  # with this limit Python would fail anywhere, with any exception
             os._exit(1)
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     _die_with(parent)
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel end this process with its parent, even in a loop in C (Linux)."""
+    """Have the kernel kill this process with its parent, even during a loop in C (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before it could be watched
+    if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)
 
 

@@ -1,7 +1,7 @@
-"""The figures of a study: differences and forecasts here, curves in `scalerl.view.runs.figures`; its chart.
+"""The figures of a study (curves are in `scalerl.view.runs.figures`), and the data of its chart.
 
-forest      every arm against the base, in ceiling and in efficiency, with intervals
-forecasts   what was forecast against what was measured, by the share of the compute it was made at
+forest      every arm against the base: as measured, in ceiling and in efficiency, with intervals
+forecasts   forecast against measured pass rates, by the share of the compute at which they were made
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _ROW, _MARGIN = 0.34, 0.72  # inches
 _WIDEST_RATIO = 20.0
-"""Ratios beyond which an interval leaves the forest plot through its edge."""
+"""Largest ratio in the forest plot; longer intervals end in an arrow at its edge."""
 
 
 @dataclass(frozen=True)
 class StudyFigure:
-    """A figure with the word for its files and ids, what it is called, and what its caption adds."""
+    """A figure with its name (for files and ids), title and caption."""
 
     name: str
     title: str
@@ -45,7 +45,7 @@ class StudyFigure:
 
 
 def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
-    """All figures that have something to show, in the order of the page."""
+    """Return all figures that have something to show, in the order of the page."""
     unit = unit_for(verdict.axis, verdict.budget)
     curves = drawn_groups(arm_groups(verdict), verdict.budget, verdict.level)
     lines, about_lines = linearised_figure(curves, unit) or (None, "")
@@ -76,7 +76,7 @@ _FORECASTS = (
 
 
 def forest_figure(verdict: StudyVerdict) -> Figure | None:
-    """Differences at the compute seen and in A, ratios of the compute to an arm's own gain; or None."""
+    """Draw differences as measured and in A, and ratios of compute to an arm's own gain; None if empty."""
     rows = [(arm.name, pair) for arm in verdict.arms if (pair := verdict.pairs.get(arm.name))]
     if not rows:
         return None
@@ -129,7 +129,7 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim | No
 
 
 def _effect(axes: Axes, place: int, found: Difference, claim: Claim, ends: tuple[float, float]) -> str:
-    """One line of the plot: what leaves the frame does so through an arrow. Returns its colour."""
+    """Draw one line of the plot, with an arrow at each end beyond the frame; return its colour."""
     sure = is_made(claim)
     colour = FORECAST if sure else INK if claim.verdict == "not significant" else MUTED
     low, high = ends
@@ -147,7 +147,7 @@ def _effect(axes: Axes, place: int, found: Difference, claim: Claim, ends: tuple
 
 
 def _range(found: Sequence[Difference], none: float, ratio: bool) -> tuple[float, float]:
-    """Room for all intervals, with no difference in it; ratios by their logarithm, and not without end."""
+    """Return limits for all intervals and for no difference; ratios are spaced by logarithm, and clipped."""
     values = np.array([none, *(end for one in found for end in (*one.interval, *one.runs_only))])
     if ratio:
         values = np.log(np.clip(values, 1 / _WIDEST_RATIO, _WIDEST_RATIO))
@@ -173,7 +173,7 @@ def _forest_ticks(axes: Axes, ratio: bool) -> None:
 
 
 def forecasts_figure(verdict: StudyVerdict) -> Figure | None:
-    """A panel for each share of the compute; None where no forecast has met its outcome."""
+    """Draw a panel for each share of the compute; None if no forecast has an outcome yet."""
     groups = _by_share(verdict)
     if not groups:
         return None
@@ -194,7 +194,7 @@ def forecasts_figure(verdict: StudyVerdict) -> Figure | None:
 
 
 def _by_share(verdict: StudyVerdict) -> list[tuple[float, list[JudgedForecast]]]:
-    """Forecasts with an outcome, under the nearest of the shares by which they are scored."""
+    """Return forecasts with an outcome, grouped by the nearest of the shares by which they are scored."""
     known = [judged for judged in verdict.forecasts if judged.outcome.inside is not None]
     shares = sorted({score.share for score in verdict.scores})
     shares = shares or sorted({round(judged.forecast.share, 2) for judged in known})
@@ -213,7 +213,7 @@ def _forecast_panel(axes: Axes, share: float, group: Sequence[JudgedForecast]) -
             continue
         interval = np.array([judged.forecast.prediction for judged in chosen])
         median = np.array([judged.forecast.median for judged in chosen])
-        # A forecast that was stored without its point has its interval's middle.
+        # A forecast stored without its median is drawn at the middle of its interval.
         median = np.where(np.isfinite(median), median, interval.mean(axis=1))
         axes.vlines(at, interval[:, 0], interval[:, 1], color=colour, lw=1.0, alpha=0.55, zorder=2)
         axes.plot(at, median, "o", ms=4.2, mfc=face, mec=colour, mew=1.1, zorder=3)
@@ -227,7 +227,7 @@ def _forecast_panel(axes: Axes, share: float, group: Sequence[JudgedForecast]) -
 def arm_groups(verdict: StudyVerdict) -> list[RunGroup]:
     """Return the arms that have evaluations, with their mean curves over seeds; the base comes first.
 
-    Without a fit the evaluations of a run are shown all the same: a run that failed is part of the arm.
+    Evaluations of a run are shown even without a fit, as a failed run is part of the arm.
     """
     found = []
     for arm in verdict.arms:

@@ -35,22 +35,22 @@ _CHART = (
     "right edge: the ceiling A."
 )
 _HEADING = 24
-"""Characters after which a heading of the table in a terminal wraps."""
+"""Characters at which headings of the table in a terminal wrap."""
 _IN_TERMINAL = 7
-"""Columns of the table of verdicts that a terminal shows: the questions, the ceiling and the pass rate."""
+"""Number of columns that a terminal shows of the verdicts: the questions, the ceiling and the pass rate."""
 
 
 def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Sequence[str] = ()) -> list[Path]:
-    """Write the report in all of its formats, each file whole or not at all, and return where they are.
+    """Write the report in all of its formats, each file atomically, and return the paths of the files.
 
     Args:
-        verdict: the answer of the study.
-        folder: where the files go; made where there is none.
+        verdict: the verdict of the study.
+        folder: the folder for the files, created if needed.
         figures: also write every figure as a file of these formats ("svg", "png", "pdf").
 
     Raises:
-        InputError: a figure is asked for in another format.
-        WriteError: the disk does not take a file.
+        InputError: a figure format is unknown.
+        WriteError: a file cannot be written.
     """
     folder, made = Path(folder), study_figures(verdict)
     document = study_document(verdict, folder, made)
@@ -77,7 +77,7 @@ def _without_runs(verdict: StudyVerdict, arm: ArmSummary) -> dict[str, Any]:
 
 
 def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
-    """Print the verdicts to `file` (standard output): coloured on a terminal, and as text elsewhere."""
+    """Print the verdicts to `file` (default: standard output), in colour on a terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -95,7 +95,7 @@ def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
     colours = {"moved": "green", "open": "yellow", "base": "bold", "": ""}
     blocks = []
     for row in made.rows:
-        # `Text` takes brackets as they are: an interval is no markup.
+        # `Text` keeps the brackets of intervals, which are markup in a string.
         arm, kind, *numbers = (Text(_in_terminal(cell)) for cell in row.cells[:_IN_TERMINAL])
         kind.stylize(colours[row.mark])
         table.add_row(arm, kind, *numbers)
@@ -117,19 +117,19 @@ def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
     for part in (*head, *shown, Text(), *lines):
         if isinstance(part, Text):
             part.plain = formats.one_line(part.plain)
-        # In a pipe a line is a line, however long.
+        # A pipe gets unwrapped lines.
         console.print(part, soft_wrap=terminal is None and isinstance(part, Text))
-    if terminal is None:  # rich fills the lines of a table up with spaces
+    if terminal is None:  # rich pads the lines of a table with spaces
         stream.writelines(f"{line.rstrip()}\n" for line in plain.getvalue().splitlines())
 
 
 def study_name(verdict: StudyVerdict) -> str:
-    """Name of the study."""
+    """Return the name of the study."""
     return str(verdict.study.plan.get("name") or verdict.study.path.name)
 
 
 def assumptions(verdict: StudyVerdict) -> str:
-    """Sentences on the verdicts' assumptions; empty where nothing is compared."""
+    """Return sentences on the verdicts' assumptions; empty if nothing is compared."""
     return verdict.comparison.priors() if verdict.comparison else ""
 
 
@@ -142,7 +142,7 @@ def _head(verdict: StudyVerdict) -> str:
 
 
 def _in_terminal(cell: Cell) -> str:
-    """A cell of numbers with its interval, and below it what is claimed; reasons are said in the answers."""
+    """Return a cell of numbers with its interval, and its verdict below; the answers have the reasons."""
     interval, _, claim = cell.beside.partition("\n")
     lines = [f"{cell.text} {interval}", claim] if interval.startswith("[") else [cell.text]
     return "\n".join(formats.one_line(line) for line in lines if line)
@@ -195,7 +195,7 @@ def study_document(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyF
 
 
 def _sentence(verdict: StudyVerdict, grouped: Sequence[tuple[str, list[Pair], str]]) -> str:
-    """What the study says of its arms, in one sentence: which way, and by how much as measured."""
+    """Return one sentence on all arms: the direction of each difference, and its size as measured."""
 
     def named(arm: str) -> str:
         measured = verdict.measured.get(arm)
@@ -213,7 +213,7 @@ def _sentence(verdict: StudyVerdict, grouped: Sequence[tuple[str, list[Pair], st
 
 
 def _grouped(verdict: StudyVerdict) -> list[tuple[str, list[Pair], str]]:
-    """Answers under the heading of their verdict, in the order of `KINDS`, without the base."""
+    """Return the answers, without the base's, grouped by verdict in the order of `KINDS`."""
     at = f"at {budget_text(verdict)}, as measured"
     made, said = [], answers(verdict)
     for kind in KINDS[:-1]:

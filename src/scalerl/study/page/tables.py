@@ -1,4 +1,4 @@
-"""The tables of a study, from its verdict alone: numbers as they are, and the text that shows them."""
+"""The tables of a study, made from its verdict alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,13 +32,13 @@ _OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")
 
 
 def mark_of(kind: str) -> Mark:
-    """Return how the row and the answer of an arm stand out, by its verdict."""
+    """Return the mark of an arm's row and answer, by its verdict."""
     marks: dict[str, Mark] = {"the base": "base", "not significant": "", "never acted": ""}
     return marks.get(kind, "open" if kind in ("inconclusive", "not compared") else "moved")
 
 
 def study_tables(verdict: StudyVerdict) -> list[Table]:
-    """All tables that have a row, in the order of the page."""
+    """Return all tables that have rows, in the order of the page."""
     made = (
         verdict_table(verdict),
         measured_table(verdict),
@@ -53,7 +53,7 @@ def study_tables(verdict: StudyVerdict) -> list[Table]:
 
 
 def verdict_table(verdict: StudyVerdict) -> Table:
-    """One row per arm: its curve over its seeds, and what it differs in from the base."""
+    """Return one row per arm: its curve over its seeds, and its differences from the base."""
     level = percent(verdict.comparison.level) if verdict.comparison else "95 %"
     note = (
         f"Medians with {level} intervals over the seeds of an arm, the variance between seeds included. "
@@ -70,7 +70,7 @@ def verdict_table(verdict: StudyVerdict) -> Table:
 def _arm_cells(verdict: StudyVerdict, arm: ArmSummary) -> Cells:
     unit, target = unit_for(verdict.axis, verdict.budget), verdict.study.plan.get("target")
     found, pair, kind = arm.quantities, verdict.pairs.get(arm.name), verdict.kind(arm.name)
-    # A difference of nothing is none that was found.
+    # An arm whose change never acted has no difference, not one of 0.
     measured = None if kind == "never acted" else verdict.measured.get(arm.name)
     without = "base" if kind == "the base" else DASH
     differences = pair.differences if pair else {}
@@ -87,7 +87,7 @@ def _arm_cells(verdict: StudyVerdict, arm: ArmSummary) -> Cells:
             own, pair and pair.efficiency, without
         ),
         "ceiling A": _of_runs(ceiling, arm, arm.identified, "identified"),
-        # Where not all runs came to the budget, the pass rate there is extrapolated.
+        # If not all runs have reached the budget, the pass rate there is extrapolated.
         f"pass rate at {at}": _of_runs(
             rate_cell(found.get("pass_rate")), arm, arm.reached(verdict.budget), "there"
         ),
@@ -100,7 +100,7 @@ def _arm_cells(verdict: StudyVerdict, arm: ArmSummary) -> Cells:
 
 
 def _reason(pair: Pair | None, kind: str) -> str:
-    """Why no question about a pair has an answer, where that is one reason; or what no other cell has."""
+    """Return the pass rate seen for a verdict by curves; else the reason shared by all claims on a pair."""
     if pair and kind in BY_CURVES:
         return question_cell(pair.differences.get("pass_rate_seen"), pair.seen).whole
     whys = {claim.why for claim in pair.claims.values()} if pair else set()
@@ -108,14 +108,14 @@ def _reason(pair: Pair | None, kind: str) -> str:
 
 
 def _of_runs(cell: Cell, arm: ArmSummary, runs: int, what: str) -> Cell:
-    """The cell, and beside it of how many runs it holds where those are not all."""
+    """Return the cell, with the number of runs for which it holds beside it if those are not all."""
     fitted = len(arm.fits)
     beside = f"{cell.beside}\n{runs} of {fitted} {what}".lstrip() if runs < fitted else cell.beside
     return Cell(cell.text, beside)
 
 
 def stability_table(verdict: StudyVerdict) -> Table:
-    """One row per arm: what went wrong, and how often."""
+    """Return one row per arm: failures and alarms, and how often they occurred."""
     prose = ("arm", "runs with an alarm", "why runs failed")
     rows = []
     for arm in verdict.arms:
@@ -133,7 +133,7 @@ def stability_table(verdict: StudyVerdict) -> Table:
 
 
 def scores_table(scores: Sequence[ForecastScore]) -> Table:
-    """Forecasts by the share of their target's compute at which they were frozen."""
+    """Return the scores of forecasts by the share of their target's compute at which they were frozen."""
     rivals = [name for name in RIVALS if any(name in score.rivals_rms for score in scores)]
     rows = [
         {
@@ -159,7 +159,7 @@ def scores_table(scores: Sequence[ForecastScore]) -> Table:
 
 
 def forecasts_table(verdict: StudyVerdict) -> Table:
-    """One row per frozen forecast."""
+    """Return one row per frozen forecast."""
     found = []
     for one in verdict.forecasts:
         made = one.forecast
@@ -170,7 +170,7 @@ def forecasts_table(verdict: StudyVerdict) -> Table:
 
 
 def decisions_table(verdict: StudyVerdict) -> Table:
-    """Return the table of decisions that the study took while it ran."""
+    """Return the table of decisions that the study made while it ran."""
     unit = unit_for(verdict.axis, verdict.budget)
     prose = ("arm", "decision", "why")
     rows = []
@@ -198,7 +198,7 @@ def _why_decided(made: Mapping[str, Any], unit: Unit) -> str:
 
 
 def runs_table(verdict: StudyVerdict) -> Table:
-    """One row per run."""
+    """Return one row per run."""
     unit = unit_for(verdict.axis, verdict.budget)
     rows = []
     for fitted in (run for arm in verdict.arms for run in arm.runs):
@@ -224,7 +224,7 @@ def _fit_cell(fitted: FittedRun, unit: Unit) -> Cell | str:
 
 
 def changes_table(verdict: StudyVerdict) -> Table:
-    """Return the table of each arm's changes of the base recipe."""
+    """Return the table of each arm's changes to the base recipe."""
     headers = ("arm", "changes of the base")
     rows = tuple(row(arm.name, changes_in_words(arm.changes) or "none") for arm in verdict.study.arms)
     return Table("changes", "Arms", headers, rows, prose=headers)

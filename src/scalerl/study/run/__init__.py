@@ -1,8 +1,8 @@
-"""Runs a study: every arm and seed, in processes beside one another, resumed where it was killed.
+"""Running a study: every arm and seed, in parallel processes, resumed where they were killed.
 
-    runner.py, decisions.py     the runs in order, and what is decided between them
+    runner.py, decisions.py     the runs in order, and the decisions between them
     jobs.py, preload.py         their processes
-    estimate.py                 what they will cost
+    estimate.py                 their cost
 
-It may import `scalerl.rl` and the rest of `scalerl.study` but its page. Imported by `cli`, `study`.
+It may import `scalerl.rl` and the rest of `scalerl.study` except its page. Imported by `cli`, `study`.
 """

@@ -1,7 +1,7 @@
-"""The decisions of a study between its runs, each written to disk before it is acted on.
+"""The decisions of a study between its runs, each written to disk before it takes effect.
 
-A decision on record is not made again; one that a kill kept from being written is made from the same runs,
-and so is the same.
+A recorded decision is not made again. If a kill prevented its recording, it is made again from the same runs,
+with the same result.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,8 +23,8 @@ from scalerl.study.verdict.arm_fits import below_best, last_gains
 
 
 def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budget: float) -> None:
-    """Write the forecasts of the later budgets for `runs`, which have come to this one."""
-    # A frozen forecast is never made again: a resume would know more than it did.
+    """Write the forecasts of `runs`, which have reached this budget, for the later budgets."""
+    # A frozen forecast is never made again, as a resume might know more than the first attempt.
     known = {(row["run"], row.get("at"), row["target_compute"]) for row in read_lines(folder, FORECASTS, [])}
     later = [target for target in plan.budgets if target > budget]
     for run in runs:
@@ -32,24 +32,24 @@ def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budge
             if (run.key, budget, target) in known:
                 continue
             row: dict[str, Any] = {"run": run.key, "at": budget, "target_compute": target}
-            # Cut to this budget, which a run may have passed by part of a step.
+            # Cut the record at this budget, which a run may have exceeded by part of a step.
             record = cut(RunRecord.read(folder / run.folder), plan.axis, budget)
             try:
                 row |= freeze(record, plan.axis, target)
-            except CannotAnswerError as error:  # kept, so that it is not made later from more evaluations
+            except CannotAnswerError as error:  # recorded, so that no later attempt uses more evaluations
                 row["why"] = str(error)
             append_row(folder / FORECASTS, row)
 
 
 def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
-    """Decide which arms stop at this budget; return all that were stopped, here or at one before."""
+    """Decide which arms stop at this budget; return all arms stopped here or at an earlier budget."""
     decided = read_lines(folder, DECISIONS, [])
     out = {row["arm"] for row in decided if row["decision"] == "stopped" and row["budget"] < budget}
     known = {row["arm"] for row in decided if row.get("budget") == budget}
     left = [arm.name for arm in plan.arms if arm.name not in out | known]
     if (rule := plan.study.stop) and left:
         below = below_best(StudyRecord.read(folder).until(budget), plan.axis)
-        # Those that are most surely below the best stop first; the base never does.
+        # Arms that are most surely below the best stop first; the base never stops.
         sure = {
             arm: p
             for arm, p in below.items()
@@ -67,9 +67,9 @@ def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
 
 
 def choose_rates(plan: Plan, folder: Path, failed: Collection[str]) -> dict[str, float]:
-    """Choose the learning rate of every arm by its trials; `failed` has the keys of those that failed.
+    """Choose the learning rate of every arm by its trials; `failed` has the keys of failed trials.
 
-    An arm whose trials all failed keeps its own.
+    An arm whose trials all failed keeps its own rate.
     """
     chosen = {row["arm"]: row["value"] for row in _of(folder, "learning rate")}
     for arm in plan.arms:
@@ -97,8 +97,8 @@ def choose_rates(plan: Plan, folder: Path, failed: Collection[str]) -> dict[str,
 def decide_combination(plan: Plan, folder: Path) -> bool:
     """Choose the arms to combine if that is due, and return whether it was.
 
-    They are those with the highest pass rate at the budget, above the base's over the seeds that both have,
-    significant or not. Where there was nothing to combine it is decided again once the study has grown.
+    They are the arms with the highest pass rates at the budget, if above the base's over the seeds that both
+    have, significant or not. If there was nothing to combine, this is decided again once the study has grown.
     """
     decided = _of(folder, "combined")
     done = any(len(row["of"]) > 1 or row.get("runs") == len(plan.runs) for row in decided)
@@ -108,7 +108,7 @@ def decide_combination(plan: Plan, folder: Path) -> bool:
     arms = {arm.name: arm for arm in plan.arms}
     chosen: list[str] = []
     for name in sorted((arm for arm in gains if gains[arm] > 0), key=lambda arm: -gains[arm]):
-        with suppress(InputError):  # it changes the same key as a better one
+        with suppress(InputError):  # raised if it changes the same key as a better arm
             if len(chosen) < plan.study.combine:
                 combine(plan.base, [arms[other] for other in (*chosen, name)])
                 chosen.append(name)
@@ -118,10 +118,10 @@ def decide_combination(plan: Plan, folder: Path) -> bool:
 
 
 def with_combined(plan: Plan, folder: Path) -> Plan:
-    """Add the combination on record to the plan, where it is of two arms or more."""
+    """Add the recorded combination to the plan if it consists of at least two arms."""
     arms = {arm.name: arm for arm in plan.arms}
     for row in _of(folder, "combined"):
-        # Without one of them it is another study, which the check of the plan refuses.
+        # If one of its arms is missing, the check of the plan rejects the study as another one.
         if len(row["of"]) > 1 and row["arm"] not in arms and arms.keys() >= {*row["of"]}:
             plan = replace(plan, arms=(*plan.arms, combine(plan.base, [arms[name] for name in row["of"]])))
     return plan

@@ -1,4 +1,4 @@
-"""The cost of a study before it is run: compute as planned, time as measured in runs like it."""
+"""The cost of a study before it is run: compute as planned, time as measured in similar runs."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from scalerl.study.plan import LEAST_EVALUATIONS, Plan
 
 @dataclass(frozen=True)
 class ArmCost:
-    """The cost of all seeds of an arm, its trials of the learning rate included."""
+    """The cost of all seeds of an arm, including its trials of the learning rate."""
 
     arm: str
     runs: int
     compute: float
     """Compute in the unit of the study's budgets."""
     gpu_hours: float
-    """Device-hours of training; NaN where no run has shown how long that takes."""
+    """Device-hours of training; NaN if no run has been measured."""
     evaluation_hours: float
-    """Device-hours of evaluation, beside those of training."""
+    """Device-hours of evaluation, not part of those of training."""
     memory_bytes: int | None
     """Memory of one run: weights, gradients, optimiser, KV caches, no activations; None without its model."""
 
 
 @dataclass(frozen=True)
 class StudyCost:
-    """The cost of a study; hours and dollars are NaN where they are not known of all arms."""
+    """The cost of a study; hours and dollars are NaN unless known for all arms."""
 
     arms: tuple[ArmCost, ...]
     runs: int
@@ -48,12 +48,12 @@ class StudyCost:
     wall_hours: float
     """Hours with as many runs at once as the cores allow, evaluations included."""
     dollars: float
-    """The evaluations included; NaN without a price."""
+    """Dollars, evaluations included; NaN without a price."""
 
 
 @dataclass(frozen=True)
 class _HoursPerUnit:
-    """Hours that a run trained for a unit of compute and evaluated a completion, and its held-out prompts."""
+    """A run's hours per unit of compute and per evaluated completion, and its number of held-out prompts."""
 
     hours_per_unit: float
     hours_per_completion: float
@@ -71,7 +71,7 @@ class _HoursPerUnit:
 
     def evaluation_hours(self, recipe: Recipe, share: float) -> float:
         """Return the hours of the evaluations up to a share of the budget."""
-        # The one before training counts too.
+        # Including the one before training.
         made = round(recipe.evaluations * share) + 1
         return made * self.n_prompts * recipe.evaluation.samples * self.hours_per_completion
 
@@ -81,8 +81,8 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
 
     Args:
         plan: the study.
-        folder: the study's; what has run there shows how long the rest takes, arm by arm.
-        like: other runs, taken to need as long for their compute as these will.
+        folder: the folder of the study; its runs so far show, arm by arm, how long the others take.
+        like: other runs, assumed to take as long per unit of compute as those of the study.
         cores: cores or GPUs to use at once.
 
     Raises:
@@ -98,7 +98,7 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
     training, evaluation = sum(arm.gpu_hours for arm in arms), sum(arm.evaluation_hours for arm in arms)
     hours = training + evaluation
     devices = plan.arms[0].recipe.devices
-    # All arms are taken to need as many devices as the first.
+    # Assumes that all arms need as many devices as the first.
     at_once = min(max(cores // devices, 1), runs)
     return StudyCost(
         arms=tuple(arms),
@@ -106,7 +106,7 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
         compute=sum(arm.compute for arm in arms),
         gpu_hours=training,
         evaluation_hours=evaluation,
-        # In waves: 5 runs at 4 at once take as long as 8.
+        # Runs come in waves: with 4 at once, 5 runs take as long as 8.
         wall_hours=math.ceil(runs / at_once) * hours / runs / devices,
         dollars=hours * (plan.study.price or math.nan),
     )
@@ -119,7 +119,7 @@ def _of_arm(plan: Plan, arm: Arm, measured: Sequence[_HoursPerUnit]) -> ArmCost:
     compute = seeds * last + tried * tuning
     hours = evaluation = math.nan
     if measured:
-        # The median: one run on a busy machine must not double the estimate.
+        # The median, so that one run on a busy machine does not double the estimate.
         hours = compute * median(one.hours_per_unit for one in measured)
         each = arm.recipe
         evaluation = median(
@@ -134,7 +134,7 @@ def _first_recipe(plan: Plan, arm: Arm) -> Recipe:
 
 
 def _of_combination(plan: Plan, arms: Sequence[ArmCost]) -> ArmCost:
-    """Estimate the arm that combines the best ones as the mean of all: which ones it combines is open."""
+    """Estimate the combination of the best arms by the mean of all arms, as the best are not known yet."""
     memory = [arm.memory_bytes for arm in arms if arm.memory_bytes is not None]
     return ArmCost(
         f"the best {plan.study.combine} combined",
@@ -147,10 +147,10 @@ def _of_combination(plan: Plan, arms: Sequence[ArmCost]) -> ArmCost:
 
 
 def check_models(plan: Plan) -> None:
-    """Read the configuration of every base model, before compute is spent on runs that cannot start.
+    """Read the configuration of every base model, so that no compute is spent if a later run cannot start.
 
     Raises:
-        InputError: one of them cannot be found.
+        InputError: a model cannot be found.
     """
     arms = {arm.name: arm for arm in plan.arms}
     for run in {run.model: run for run in reversed(plan.runs)}.values():
@@ -171,21 +171,21 @@ def short_of_steps(plan: Plan) -> Iterator[str]:
 
 
 def _flops_of_step(recipe: Recipe) -> float:
-    """Return the flops of a step whose completions take half of their budget; NaN without a model."""
+    """Return the FLOPs of a step whose completions use half of their budget; NaN without a model."""
     try:
         cost = FlopCount.of(model_shape(recipe))
     except InputError:
         return math.nan
     prompt, completion = recipe.context.prompt, recipe.context.sampled / 2
-    # The completions of a group share the pass over their prompt. A token attends to what comes before it.
+    # Completions of a group share the pass over their prompt. A token attends to all tokens before it.
     tokens = prompt + recipe.batch.samples * completion
     positions = prompt**2 / 2 + recipe.batch.samples * completion * (prompt + completion / 2)
-    # Sampling, and a forward and a backward pass, which costs two.
+    # 4 = sampling + forward pass + backward pass, which costs two forward passes.
     return 4 * recipe.batch.prompts * cost.forward(tokens, positions)
 
 
 def _measured(plan: Plan, folder: Path, arm: str) -> list[_HoursPerUnit]:
-    """Measure the runs of an arm that are in the folder."""
+    """Return measurements of the arm's runs in the folder."""
     paths = [folder / run.folder for run in plan.runs if run.arm == arm]
     records = [RunRecord.read(path) for path in paths if (path / "evals.jsonl").is_file()]
     return [_HoursPerUnit.of(record, plan.axis) for record in records if len(record.evals) > 1]
@@ -195,7 +195,7 @@ def _memory(recipe: Recipe) -> int | None:
     try:
         shape = shape_of(recipe)
     except InputError:
-        return None  # a model that has to be downloaded, for example, or whose memory is not known
+        return None  # the model has yet to be downloaded, say, or its memory cannot be computed
     return sum(
         device.total for device in memory_of(recipe, shape, (), len(prompts_of(recipe.task, "heldout")))
     )

@@ -1,14 +1,14 @@
-"""Processes that each do one job of a study, as many at a time as there are cores or GPUs for.
+"""Processes that each do one job of a study, as many at a time as the cores or GPUs allow.
 
-    JobPool     a worker pool whose workers are jobs: a process is started when its job has cores, and again
-                where it is lost or fails, as often as `again` says
+    JobPool     a worker pool whose workers are jobs: a process starts when cores are free for its job, and
+                is restarted after a loss or a failure as often as `again` says
 
 `work` is the job of one run: it sends "progress" (share of the budget, pass rate) after every evaluation and
 once a second, and at its end "ended" (outcome, cause), where the outcome is that of
 `scalerl.study.record.Attempt`, or "disk".
 
-Processes are forked from one that has loaded torch and has done nothing with it, so that a job starts in a
-second instead of ten.
+Processes are forked from one that has loaded torch but not used it, so that a job starts in a second instead
+of ten.
 """
 
 import logging
@@ -35,20 +35,20 @@ from scalerl.rl.workers.processes import Processes
 from scalerl.rl.workers.signals import stopped_by_signals
 
 STOP = "stop"
-"""The message on which a job ends by itself."""
+"""The message that asks a job to end."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Job(PoolWorker):
-    """A job: a process of it runs `target(channel, *arguments(numbers of its cores))`.
+    """A job, whose process runs `target(channel, *arguments(numbers of its cores))`.
 
-    The target sends "progress" as it likes, and "ended" with an outcome and its cause at last.
+    The target sends "progress" at any time, and finally "ended" with an outcome and its cause.
     """
 
     target: Callable[..., None]
     arguments: Callable[[Sequence[int]], Sequence[Any]]
     needs: int = 1
-    """Cores, or GPUs."""
+    """Number of cores or GPUs."""
     cores: tuple[int, ...] = ()
     progress: tuple[float, float] = (0.0, math.nan)
     """Share of the work that is done, and the last pass rate."""
@@ -63,7 +63,7 @@ class Job(PoolWorker):
 
 
 class JobPool(WorkerPool[Job]):
-    """Jobs in order; `again` takes the outcome of each, and returns whether to run it again."""
+    """Runs jobs in order; `again` receives the outcome of each, and returns whether to run it again."""
 
     noun, role = "job", "job"
 
@@ -79,16 +79,16 @@ class JobPool(WorkerPool[Job]):
 
     @property
     def done(self) -> int:
-        """Jobs that are done for good."""
+        """Number of jobs that are done for good."""
         return sum(job.done for job in self._workers)
 
     def stop(self, seconds: float) -> list[Job]:
-        """Have jobs end by themselves within so many seconds; kill the others, and return these."""
+        """Ask jobs to end within `seconds`; kill and return those that do not."""
         self._stopping = True
         for job in self.running:
             if job.process:
                 job.process.send(STOP)
-        with suppress(KeyboardInterrupt):  # the second: kill at once
+        with suppress(KeyboardInterrupt):  # a second Ctrl-C kills them at once
             self.wait_for(lambda: not self.running, seconds)
         left = self.running
         self.kill()
@@ -97,7 +97,7 @@ class JobPool(WorkerPool[Job]):
     def _spawn(self, worker: Job) -> None:
         now = time.monotonic()
         waiting = [job for job in self._workers if not (job.process or job.done or job.start_at > now)]
-        # Only the first: one of several devices would else be overtaken for ever.
+        # Only the first waiting job may start, or later ones would overtake one of several devices for ever.
         if self._stopping or waiting[:1] != [worker]:
             return
         taken = {number for job in self.running for number in job.cores}
@@ -120,7 +120,7 @@ class JobPool(WorkerPool[Job]):
 
 
 def when_stopped(channel: Channel, do: Callable[[], Any]) -> None:
-    """Do something, in a thread, once the study stops its jobs."""
+    """Call `do`, in a thread, once the study stops its jobs."""
 
     def wait() -> None:
         with suppress(EOFError):
@@ -133,15 +133,15 @@ def when_stopped(channel: Channel, do: Callable[[], Any]) -> None:
 def work(
     channel: Channel, recipe: Recipe, folder: Path, until: float, log: Path, gpus: str | None = None
 ) -> None:
-    """Train `recipe` in `folder` until `until` of its budget is spent; what is printed goes to `log`.
+    """Train `recipe` in `folder` until `until` of its budget is spent; output goes to `log`.
 
-    `gpus` are the names of those that it may see; all where it is None.
+    `gpus` names the visible GPUs; None for all.
     """
     from scalerl.study.run.preload import ENVIRONMENT
 
-    os.environ |= ENVIRONMENT  # for processes that it starts: a fork has that of the study
+    os.environ |= ENVIRONMENT  # for processes started from here, as a fork has the study's environment
     if gpus is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which it was not yet
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # takes effect, as CUDA has not been used yet
     os.setsid()  # Ctrl-C is for the study, which stops its runs
     try:
         with log.open("ab") as file:
@@ -172,7 +172,7 @@ def work(
                 forecaster=freeze,
                 smooth=rates_by_step,
                 progress=show,
-                # One core is one run's where it has one process; the record is the same either way.
+                # A run in one process has one core; the record is the same either way.
                 evaluate_aside=recipe.placement.kind != "inline",
                 stop=stop,
                 until=until,

@@ -1,8 +1,8 @@
-"""Loaded by the process that runs are forked from: torch and all that trains. Import it in runs alone."""
+"""Loads torch and the trainer in the process from which runs are forked; do not import it elsewhere."""
 
 import os
 
-# Of every run: they share the machine, one thread each. It has to be set before torch is loaded.
+# Runs share the machine, with one thread each. This must be set before torch is loaded.
 os.environ |= (ENVIRONMENT := {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
 
 import scalerl.forecast.best

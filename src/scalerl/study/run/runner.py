@@ -1,12 +1,12 @@
-"""Runs a study: every arm and seed to each budget in turn, in processes beside one another.
+"""Running a study: every arm and seed to each budget in turn, in parallel processes.
 
     tune          the learning rate of every arm, if the study says so
-    for budget:   run every run to it     skipping what is there, resuming what was cut, retrying what crashed
-                  freeze                  a forecast of every later budget, before any run goes there
+    for budget:   run every run to it     skipping finished runs, resuming cut ones, retrying crashed ones
+                  freeze                  a forecast for every later budget, before any run continues
                   decide                  which arms stop here
 
 All of its state is on the disk, in the files of `scalerl.study.record`: a study that is killed at any moment
-and started again ends with the same results.
+and restarted ends with the same results.
 """
 
 import os
@@ -58,24 +58,24 @@ from scalerl.study.run.jobs import Job, JobPool, when_stopped, work
 
 _POLL_SECONDS = 0.1
 _STOP_TIMEOUT_SECONDS = 120.0
-"""Seconds for runs that are stopped to write their checkpoints."""
+"""Seconds that stopped runs have to write their checkpoints."""
 
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """How far a study is: given to its watcher several times a second, and with every notice."""
+    """The progress of a study, reported several times a second and with every notice."""
 
     done: int
     runs: int
-    """Runs of this round, one budget of the study."""
+    """Number of runs in this round, which is one budget of the study."""
     running: tuple[tuple[str, float, float], ...]
-    """Name, share of the budget and last pass rate of every run under way."""
+    """Name, share of the budget and last pass rate of every run in progress."""
     notice: str = ""
 
 
 @dataclass(frozen=True)
 class RunTask:
-    """A run, its recipe, and the part of the budget that it is to go to."""
+    """A run, its recipe, and the part of the budget at which it is to stop."""
 
     run: PlannedRun
     recipe: Recipe
@@ -88,10 +88,10 @@ Watch = Callable[[StudyProgress], None]
 def run_study(
     plan: Plan, folder: Path, *, cores: int, watch: Watch, stop: threading.Event | None = None
 ) -> StudyRecord:
-    """Run a plan into `folder`, or go on with it, and return its record.
+    """Run a plan into `folder`, or continue it, and return its record.
 
-    The arguments are those of `scalerl.study.entry.run`, the errors too; another process that runs the study
-    is an InputError as well.
+    Arguments and errors are those of `scalerl.study.entry.run`; if another process is running the study, that
+    is an InputError too.
     """
     for task in {repr(arm.recipe.task): arm.recipe.task for arm in plan.arms}.values():
         check_task(task)
@@ -113,9 +113,9 @@ class _Runner:
     def __init__(self, plan: Plan, folder: Path, cores: int, watch: Watch, stop: threading.Event) -> None:
         self.plan, self.folder, self.watch, self.stop = plan, folder, watch, stop
         self.gpus = [gpu.name for gpu in gpus_in_use()] if compute_device().type == "cuda" else []
-        """Those that this process may use, by their names in CUDA_VISIBLE_DEVICES; none without a GPU."""
+        """GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES; may be empty."""
         self.cores = min(cores, len(self.gpus) or cores)
-        # What a kill left of a line: the next one would be appended to it.
+        # Remove a partial last line, left by a kill, as the next line would be appended to it.
         for path in (folder / name for name in (ATTEMPTS, DECISIONS, FORECASTS)):
             if path.is_file() and (data := path.read_bytes()) and not data.endswith(b"\n"):
                 os.truncate(path, data.rfind(b"\n") + 1)
@@ -130,7 +130,7 @@ class _Runner:
             self._rounds()
 
     def _rounds(self) -> None:
-        """Run all arms to all budgets; what has run is left as it is."""
+        """Run all arms to all budgets, skipping what has been run."""
         plan = self.plan
         arms = self._tuned()
         self._prepare([plan.recipe(run, arms[run.arm]) for run in plan.runs])
@@ -148,7 +148,7 @@ class _Runner:
     def _round(self, tasks: Sequence[RunTask]) -> None:
         """Run every task to its part of the budget, or until it fails for good."""
         for task in tasks:
-            self._tidy(task.run)  # a kill may have come before
+            self._tidy(task.run)  # a kill may have prevented this before
             ended = any(a.outcome in ("done", "diverged", "paused") for a in self._attempts_of(task.run))
             if ended and not (self.folder / task.run.folder).exists():
                 self._record(Attempt(task.run.key, "cut", REMOVED, 0.0, task.until))
@@ -157,7 +157,7 @@ class _Runner:
 
         def again(job: Job, outcome: str, cause: str) -> bool:
             if stopping:
-                with suppress(WriteError):  # it may be what the study is stopped for
+                with suppress(WriteError):  # this error may be the very reason for stopping
                     self._keep(waiting[job.number], job, outcome, cause)
                 return False
             notice = self._note(waiting[job.number], job, outcome, cause)
@@ -191,7 +191,7 @@ class _Runner:
         return Job(task.run.key, number, target=work, arguments=arguments, needs=task.recipe.devices)
 
     def _ended(self, task: RunTask) -> bool:
-        """Return whether the run has come to its part of the budget, or failed for good."""
+        """Return whether the run has reached its part of the budget, or failed for good."""
         if self._has_failed(task.run):
             return True
         folder = self.folder / task.run.folder
@@ -203,7 +203,7 @@ class _Runner:
             raise InputError(
                 f"{folder}: its evals.jsonl is gone; put it back, or remove the folder to run it again"
             )
-        is_finished(folder)  # raises where its final weights are of another step
+        is_finished(folder)  # raises if its final weights are of another step
         return came
 
     def _has_failed(self, run: PlannedRun) -> bool:
@@ -213,7 +213,7 @@ class _Runner:
         return attempts_of(run.key, self.attempts)
 
     def _note(self, task: RunTask, job: Job, outcome: str, cause: str) -> str:
-        """Put the end of an attempt on record, and return a line about it."""
+        """Record the end of an attempt, and return a line about it."""
         self._keep(task, job, outcome, cause)
         text = f"{task.run.key}: {outcome}"
         if outcome == "done":
@@ -234,7 +234,7 @@ class _Runner:
         append_row(self.folder / ATTEMPTS, vars(attempt))
 
     def _tidy(self, run: PlannedRun) -> None:
-        """Remove the checkpoints of a run that is finished, but for its final weights."""
+        """Remove the checkpoints of a finished run, except its final weights."""
         folder = self.folder / run.folder
         if final_folder(folder).is_dir():
             for _, checkpoint in step_folders(final_folder(folder).parent):
@@ -247,7 +247,7 @@ class _Runner:
     # -- between rounds ------------------------------------------------------------------------------------
 
     def _prepare(self, recipes: Iterable[Recipe]) -> None:
-        """Build the base models that are not downloaded, once, and not in every run that starts from one."""
+        """Build the base models that are not downloaded, once, instead of in every run that needs one."""
         built = {
             (recipe.model, repr(recipe.task), recipe.context.thinking): recipe
             for recipe in recipes
@@ -256,7 +256,7 @@ class _Runner:
         if not built:
             return
         self._say(f"building {len(built)} base model{'s' * (len(built) > 1)} first")
-        # The run that needs the model reports what is wrong with it.
+        # Errors are ignored here: the run that needs the model reports them.
         jobs = [
             Job("base model", i, target=_build, arguments=lambda cores, recipe=recipe: [recipe])
             for i, recipe in enumerate(built.values())
@@ -271,7 +271,7 @@ class _Runner:
             pool.stop(_STOP_TIMEOUT_SECONDS)
 
     def _compare_code(self) -> None:
-        """Report the custom kinds whose files have changed since runs of this study were made."""
+        """Report custom kinds whose files have changed since runs of this study used them."""
         now = {kind: code for arm in self.plan.arms for kind, code in code_of(arm.recipe.to_dict()).items()}
         configs = [self.folder / run.folder / "config.json" for run in self.plan.runs]
         ran = [codes_in(read_object(path)) for path in configs if path.is_file()]

@@ -1,6 +1,6 @@
-"""The answer of a study in lines: of every arm what was measured, its ceiling and its efficiency.
+"""The answer of a study as text: for every arm its measured difference, its ceiling and its efficiency.
 
-The table has pass rates as they were measured, without a curve. Shapes: S seeds, M computes.
+The table has measured pass rates, without a curve. Shapes: S seeds, M computes.
 """
 
 import math
@@ -20,7 +20,7 @@ from scalerl.view.table import Cell, Row, Table, rate_cell, row
 
 @dataclass(frozen=True)
 class Answer:
-    """The verdict on one arm; `text` stands after its name."""
+    """The verdict on one arm; `text` follows the arm's name."""
 
     arm: str
     kind: str
@@ -60,7 +60,7 @@ def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
 
 
 def _measured(verdict: StudyVerdict, arm: ArmSummary) -> str:
-    """Return what was measured at the budget, or of fewer seeds the last evaluations; else nothing."""
+    """Return the difference measured at the budget, else that of the last evaluations; empty if unknown."""
     if found := verdict.measured.get(arm.name):
         return question_text(f"measured at {budget_text(verdict)}", found.difference, found.claim)
     gain = last_gains(verdict.study).get(arm.name)
@@ -68,7 +68,7 @@ def _measured(verdict: StudyVerdict, arm: ArmSummary) -> str:
 
 
 def _base_text(verdict: StudyVerdict, arm: ArmSummary) -> str:
-    if why := verdict.still.get(arm.name):  # a ceiling would be that of the prior
+    if why := verdict.still.get(arm.name):  # its ceiling would be only the prior's
         return f"what the others are compared with: {why}."
     found = [
         f"{label} {rate_cell(arm.quantities[key]).whole}"
@@ -84,7 +84,7 @@ SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
 
 
 def measured_table(verdict: StudyVerdict) -> Table:
-    """Return a row for every arm: its mean pass rate at parts of the budget, less that of the base.
+    """Return a row for every arm: its mean pass rate at parts of the budget, minus that of the base.
 
     Between evaluations the pass rate is interpolated linearly in compute.
     """

@@ -33,16 +33,16 @@ from scalerl.view.table import Estimate
 
 @dataclass(frozen=True)
 class FittedRun:
-    """A run of the study and the fit of all its evaluations, or `why` there is none."""
+    """A run of the study and the fit to all its evaluations, or `why` there is none."""
 
     run: StudyRun
     why: str = ""
     shown: ShownRun | None = field(default=None, repr=False)
-    """Its evaluations and their fit; None where it has no evaluation on the axis of the study."""
+    """Its evaluations and their fit; None if it has no evaluation on the axis of the study."""
 
     @property
     def fit(self) -> Fit | None:
-        """The fit of all its evaluations."""
+        """The fit to all its evaluations."""
         return self.shown.fit if self.shown is not None else None
 
 
@@ -57,50 +57,50 @@ class Stability:
     causes: tuple[str, ...]
     """Why runs failed, each once."""
     alarms: Mapping[str, int]
-    """Runs that had the alarm, by its kind."""
+    """Number of runs with an alarm, by its metric."""
     truncated: float
-    """Mean share of truncated completions over the evaluations of all runs; NaN where it is not logged."""
+    """Mean share of truncated completions over the evaluations of all runs; NaN if it is not logged."""
 
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """One arm over its seeds. `quantities` has those of `scalerl.forecast.comparison.Difference`: A (where it
-    is not withheld), B, C_mid, compute_to_own, pass_rate (at the budget), compute_to_target (where there is a
-    target); it is empty where no run could be fitted."""
+    """One arm over its seeds. `quantities` are those of `scalerl.forecast.comparison.Difference`: A (unless
+    withheld), B, C_mid, compute_to_own, pass_rate (at the budget), compute_to_target (if there is a target);
+    empty if no run could be fitted."""
 
     name: str
     runs: tuple[FittedRun, ...]
     quantities: Mapping[str, Estimate]
     identified: int
-    """Runs whose ceiling is identified."""
+    """Number of runs whose ceiling is identified."""
     stability: Stability
     draws: Draws | None = field(default=None, repr=False)
-    """Draws of the arm's curves, seed effects included; None where no run could be fitted."""
+    """Draws of the arm's curves, seed effects included; None if no run could be fitted."""
 
     @property
     def fits(self) -> list[Fit]:
-        """The fits of the runs that have one."""
+        """The fits of all runs that have one."""
         return [run.fit for run in self.runs if run.fit is not None]
 
     def reached(self, budget: float) -> int:
-        """Count the runs with a fit that came to this compute; the other fits are extrapolated to it."""
+        """Return the number of fitted runs that reached this compute; other fits are extrapolated to it."""
         return sum(float(fit.points.compute_N[-1]) >= budget * (1 - REACHED) for fit in self.fits)
 
     @property
     def known_ceiling(self) -> float:
-        """The ceiling known of its runs (`ceiling` in config.json), the highest; NaN where none is."""
+        """The highest known ceiling of its runs (`ceiling` in config.json); NaN if none is known."""
         known = [known_ceiling(run.run.record) for run in self.runs]
         return max((value for value in known if value == value), default=math.nan)
 
     @property
     def above(self) -> float | None:
-        """The ceiling known of its runs, where the fitted one is above it."""
+        """The known ceiling if the fitted one is above it, else None."""
         fitted = "A" in self.quantities and self.quantities["A"].interval[0] > self.known_ceiling
         return self.known_ceiling if fitted else None
 
     @property
     def why(self) -> str:
-        """Why none of its runs has a fit, with each reason once."""
+        """Why none of its runs has a fit, naming each reason once."""
         reasons = "; ".join(dict.fromkeys(run.why for run in self.runs if run.why))
         return f"none of its {len(self.runs)} runs could be fitted: {reasons or 'there is none'}"
 
@@ -108,9 +108,9 @@ class ArmSummary:
 def fit_arms(
     study: StudyRecord, axis: str, level: float = 0.95, progress: Callable[[float], None] | None = None
 ) -> dict[str, tuple[FittedRun, ...]]:
-    """Fit all runs of every arm to all evaluations that they have, failed and stopped ones too.
+    """Fit all runs of every arm to all of their evaluations, including failed and stopped runs.
 
-    `progress` is called with the share of the runs that are fitted.
+    `progress` is called with the share of the runs that have been fitted.
     """
 
     def fitted(run: StudyRun) -> FittedRun:
@@ -120,7 +120,7 @@ def fit_arms(
             points = Points.from_record(run.record, axis, study.plan["price"])
         except InputError as error:
             return FittedRun(run, str(error).removeprefix(f"{run.record.evals_file}: "))
-        # All that is there: a run that failed late has said most of what it had to say.
+        # All evaluations of any run: one that failed late has most of its information.
         shown = ShownRun(f"{run.plan.arm} seed {run.plan.seed}", points, run.record).fitted_with(level=level)
         if shown.fit and (few := shown.fit.too_few):
             shown = replace(shown, fit=None, reason=few)
@@ -137,13 +137,13 @@ def fit_arms(
 def fits_of(
     arms: Mapping[str, Sequence[FittedRun]],
 ) -> tuple[dict[str, list[Fit]], dict[str, list[Hashable]]]:
-    """Return the fits of the arms that have any and the block of each, as `compare` takes them.
+    """Return the fits of the arms that have any, and the block of each fit, as arguments for `compare`.
 
-    A block is a seed, in the group of its base model where seeds have several.
+    A block is a seed, together with its base model if seeds have several models.
     """
     plans = [run.run.plan for runs in arms.values() for run in runs]
     models = {plan.seed: plan.model for plan in plans}
-    # An arm with a base model of its own leaves no base model in common.
+    # If an arm has a base model of its own, a seed does not determine the model.
     grouped = len(set(models.values())) > 1 and all(models[plan.seed] == plan.model for plan in plans)
     fits, blocks = {}, {}
     for name, runs in arms.items():
@@ -159,8 +159,8 @@ def summarise(
 ) -> tuple[ArmSummary, ...]:
     """Summarise every arm over its seeds; the variance between seeds is learnt from all arms together.
 
-    Where the seeds of an arm have base models of their own it is learnt from that arm alone: the other arms
-    have the same base models, and are no further evidence of how these scatter.
+    If the seeds of an arm have different base models, it is learnt from that arm alone: the other arms have
+    the same models, and so no further evidence of the variance between models.
     """
     recipes, _ = fits_of(arms)
     shared = functools.cache(functools.partial(given_family, recipes, SEED_PRIOR))
@@ -170,7 +170,7 @@ def summarise(
         estimates: dict[str, Estimate] = {}
         draws = None
         if fits:
-            # Not all arms together: they share the base models, so that each would count once for every arm.
+            # From this arm alone, as arms share base models and each model would count once for every arm.
             alone = functools.partial(given_family, {name: fits}, MODEL_PRIOR)
             models = {run.run.plan.model for run in runs}
             draws = draw_recipe(fits, name, alone if len(models) > 1 else shared)
@@ -192,7 +192,7 @@ def _estimate(name: str, value_n: np.ndarray, level: float) -> Estimate:
 
 def _stability(runs: Sequence[FittedRun]) -> Stability:
     planned = [one.run for one in runs]
-    # The last attempt of a run was not tried again.
+    # The last attempt of a run was not followed by another.
     retried = sum(attempt.outcome == "failed" for run in planned for attempt in run.attempts[:-1])
     causes = tuple(dict.fromkeys(run.cause for run in planned if run.cause))
     records = [run.record for run in planned if run.record is not None]
@@ -213,11 +213,11 @@ def below_best(study: StudyRecord, axis: str) -> dict[str, float | None]:
     """Return for every arm the posterior probability that its ceiling is below that of the best.
 
     The best is the arm with the highest median A among those whose ceiling is known: identified in more than
-    half of the runs, and no run a misfit. It is 0 for the best and None for arms whose ceiling is not known.
-    Runs are paired by block throughout, so that no arm is best by the base models it happens to have.
+    half of the runs, with no run a misfit. The result is 0 for the best, and None for arms whose ceiling is
+    not known. Runs are paired by block throughout, so that no arm wins by the base models it happens to have.
 
-    The best of many arms that are alike is the luckiest: of six, the last is below it with probability .95
-    about one time in two. Stopping it loses a comparison and nothing else; verdicts come from `compare`.
+    Among many equal arms the best is the luckiest: of six, the last is below it with probability .95 about
+    one time in two. Stopping such an arm only loses a comparison; verdicts come from `compare`.
     """
     recipes, blocks = fits_of(fit_arms(study, axis))
     known = [name for name, fits in recipes.items() if mostly_identified(fits) and all_described(fits)]
@@ -229,7 +229,7 @@ def below_best(study: StudyRecord, axis: str) -> dict[str, float | None]:
     def against(base: str) -> dict[str, Sides]:
         return {name: draw_sides(recipes, base, name, given, blocks) for name in known if name != base}
 
-    # Medians are compared within blocks as well: by the lead over the arm that has the most runs.
+    # To compare medians within blocks too, take the lead over the arm with the most runs.
     common = max(known, key=lambda name: len(recipes[name]))
     leads = {name: float(np.median(_lead(sides))) for name, sides in against(common).items()} | {common: 0.0}
     best = max(known, key=lambda name: leads[name])
@@ -237,7 +237,7 @@ def below_best(study: StudyRecord, axis: str) -> dict[str, float | None]:
 
 
 def _lead(sides: Sides) -> np.ndarray:
-    """Return A of the recipe less A of the base, (n,)."""
+    """Return A of the recipe minus A of the base, (n,)."""
     base, recipe = sides.recipes
     return recipe.A_n - base.A_n
 

@@ -13,17 +13,17 @@ from scalerl.study.record import ArmPlan, StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary
 
 RATIO_IS_ONE = 1.01
-"""The largest importance ratio that is taken for 1: by float32 kernels alone it differs from 1 by 1e-5."""
+"""The largest importance ratio regarded as 1; float32 kernels alone make it differ from 1 by 1e-5."""
 FEWEST_SEEDS = 3
 ENOUGH_C_MID = 3.0
-"""Times C_mid that a run should reach: below, A is seldom identified (docs/explanation/compare.md)."""
+"""Multiple of C_mid that a run should reach: A is seldom identified below (docs/explanation/compare.md)."""
 
 _OF_STEPS = ("step", "reward_mean", "loss", "mean_length")
-"""Fields of steps.jsonl in which two runs differ as soon as what they differ in acts."""
+"""Fields of steps.jsonl in which two runs differ as soon as the difference of their recipes takes effect."""
 
 
 def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple[str, ...]:
-    """Return the cautions that apply to a study; what was never solved and the losses come first."""
+    """Return the cautions that apply to a study; unsolved tasks and the losses come first."""
     unsolved = [name for name, pass_rate in unmoved(study).items() if pass_rate == 0]
     solved = [arm for arm in arms if arm.name not in unsolved]
     found = []
@@ -47,7 +47,7 @@ def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple
 
 
 def unmoved(study: StudyRecord) -> dict[str, float]:
-    """Return the arms all of whose evaluations have one pass rate, and that; two evaluations are needed."""
+    """Return the pass rate of every arm whose evaluations, two or more in a run, all have the same one."""
     found: dict[str, float] = {}
     for arm in study.arms:
         runs = [run.record.evals for run in study.of_arm(arm.name) if run.record is not None]
@@ -60,7 +60,7 @@ def unmoved(study: StudyRecord) -> dict[str, float]:
 def _ratios(study: StudyRecord, arm: ArmPlan) -> tuple[bool | None, bool | None]:
     """Return whether an arm's importance ratios stay at 1, and whether no bound acts on any; None if unknown.
 
-    They are those of the logged steps; where no step has them, those of the recipe's schedule.
+    This is read from the logged steps, or inferred from the recipe's schedule if no step has ratios.
     """
     records = [run.record for run in study.of_arm(arm.name) if run.record is not None]
     # A skipped step trains nothing, and its ratios are NaN.
@@ -72,14 +72,14 @@ def _ratios(study: StudyRecord, arm: ArmPlan) -> tuple[bool | None, bool | None]
     never = max(acted) == 0 if acted else None
     if math.isnan(highest):
         schedule = as_mapping(arm.recipe.get("schedule"))
-        # OffPolicy(1) makes one update of what its own weights sampled; PipelineRL(0) waits for each update.
+        # OffPolicy(1) makes one update per batch of its own samples; PipelineRL(0) waits for each update.
         on_policy = 1 if schedule.get("kind") == "off_policy" else 0
         return schedule["k"] == on_policy if "k" in schedule else None, never
     return highest <= RATIO_IS_ONE and never is not False, never
 
 
 def _of_ratios(study: StudyRecord) -> Iterator[str]:
-    """Name the arms whose importance ratios stay at 1, and those whose bound of the loss never acts."""
+    """Name the arms whose importance ratios stay at 1, and those whose loss bound never acts."""
     ratios = {arm.name: _ratios(study, arm) for arm in study.arms}
     if names := [name for name, (stay_1, _) in ratios.items() if stay_1]:
         still = {arm.name: arm.recipe for arm in study.arms if arm.name in names}
@@ -101,7 +101,7 @@ def _of_ratios(study: StudyRecord) -> Iterator[str]:
 
 
 def _missing(arms: Sequence[ArmSummary]) -> Iterator[str]:
-    """Name the arms with few seeds, and those that are judged by the runs that did not fail."""
+    """Name the arms with few seeds, and those judged only by the runs that did not fail."""
     if few := [f"{arm.name} ({len(arm.fits)})" for arm in arms if len(arm.fits) < FEWEST_SEEDS]:
         yield (
             f"Fewer than {FEWEST_SEEDS} seeds with a fit: {_listed(few)}. How far seeds are apart then rests "
@@ -119,7 +119,7 @@ def _missing(arms: Sequence[ArmSummary]) -> Iterator[str]:
 def _shared_models(study: StudyRecord) -> Iterator[str]:
     seeds = {(run.plan.seed, run.plan.model) for run in study.runs}
     models = {model for _, model in seeds}
-    # With several models for one seed the arms have base models of their own: that is another design.
+    # If one seed has several models, the arms have base models of their own, which is another design.
     one_model_each = len(seeds) == len({seed for seed, _ in seeds})
     if one_model_each and 1 < len(models) < len(seeds):
         yield (
@@ -130,7 +130,7 @@ def _shared_models(study: StudyRecord) -> Iterator[str]:
 
 
 def _made_otherwise(study: StudyRecord) -> Iterator[str]:
-    """Name the devices, versions and custom kinds that are not the same in all runs, by their config.json."""
+    """Name devices, versions and custom kinds that differ between runs, by their config.json."""
     made: dict[str, Counter[str]] = {}
     codes: dict[str, set[str]] = {}
     for run in study.runs:
@@ -169,7 +169,7 @@ def _combined(study: StudyRecord) -> Iterator[str]:
 
 
 def _unlike_before(study: StudyRecord) -> Iterator[str]:
-    """Name arms that are evaluated otherwise: before training they must have the pass rate of the first."""
+    """Name arms that are evaluated differently: before training, their pass rate is not that of the first."""
     first = study.arms[0].name
     before = {
         (run.plan.arm, run.plan.seed): (run.plan.model, run.record.evals[0].pass_rate)
@@ -192,7 +192,7 @@ def _unlike_before(study: StudyRecord) -> Iterator[str]:
 
 
 def _off_known(arms: Sequence[ArmSummary], solved: Sequence[ArmSummary]) -> Iterator[str]:
-    """Name the arms whose fitted ceiling is above the one known beforehand, and `solved` ones below it."""
+    """Name arms whose fitted ceiling is above the one known beforehand, and those of `solved` below it."""
     above = [arm for arm in arms if arm.above]
     if found := [f"{a.name} ({rate(a.quantities['A'].median)}, known {rate(a.above)})" for a in above]:
         yield (
@@ -212,7 +212,7 @@ def _off_known(arms: Sequence[ArmSummary], solved: Sequence[ArmSummary]) -> Iter
 
 
 def _inert(study: StudyRecord) -> Iterator[str]:
-    """Name pairs of arms with the same runs; an arm that is the same as the base has that for its verdict."""
+    """Name pairs of arms with the same runs, except pairs with the base, which the verdict covers."""
     base = study.plan["base"]
     if twins := [f"{name} and {other}" for other, name in same_runs(study) if base not in (name, other)]:
         yield (
@@ -222,9 +222,9 @@ def _inert(study: StudyRecord) -> Iterator[str]:
 
 
 def same_runs(study: StudyRecord) -> list[tuple[str, str]]:
-    """Return pairs of arms whose runs have the same evaluations and steps: what they differ in never acted.
+    """Return pairs of arms whose runs have the same evaluations and steps: their difference never acted.
 
-    Arms whose pass rate never moved are left out: their evaluations are the same whatever they change.
+    Arms whose pass rate never moved are left out, as their evaluations are the same whatever they change.
     """
     still = unmoved(study)
     records = {
@@ -239,11 +239,11 @@ def same_runs(study: StudyRecord) -> list[tuple[str, str]]:
 
     @functools.cache
     def steps(name: str) -> list[list[tuple[str, ...]]]:
-        # As texts, since a NaN equals no other.
+        # As strings, since NaN is not equal to itself.
         of_runs = [one.steps() if one is not None else [] for one in records[name]]
         return [[tuple(repr(row.get(key)) for key in _OF_STEPS) for row in rows] for rows in of_runs]
 
-    # Exactly equal: a difference that acts once changes all later samples.
+    # Exact equality is the test, as a difference that acts once changes all later samples.
     return [
         (one, other)
         for one, other in itertools.combinations(rates, 2)
@@ -252,11 +252,11 @@ def same_runs(study: StudyRecord) -> list[tuple[str, str]]:
 
 
 def _short(arm: ArmSummary, axis: str) -> Iterator[str]:
-    """Describe an arm whose runs are too short to identify the ceiling, and the compute that should do it."""
+    """Describe an arm whose runs are too short to identify the ceiling, and the compute that may suffice."""
     sound = [fit for fit in arm.fits if not fit.misfit]
     if not sound:
         return
-    # Medians over seeds: one run that was stopped early is no reason for a caution.
+    # Medians over seeds, as one run that was stopped early is no reason for a caution.
     reach = statistics.median(fit.c_max_over_c_mid for fit in sound)
     open_runs = [fit for fit in sound if not fit.identified]
     if reach >= ENOUGH_C_MID and 2 * len(open_runs) <= len(sound):

@@ -1,4 +1,4 @@
-"""What is measured of the arms of a study, without a curve: `scalerl.forecast.measured` compares it.
+"""Measured pass rates of a study's arms, without a curve; `scalerl.forecast.measured` compares them.
 
 Shapes: M computes.
 """
@@ -32,13 +32,13 @@ def rates_at(arm: ArmSummary, axis: str, compute_M: np.ndarray) -> dict[int, np.
             continue
         compute_N = record.training_compute(axis)
         rate_M = np.interp(compute_M, compute_N, [point.pass_rate for point in record.evals])
-        # np.interp would go on with the last value, as if the run had stood still.
+        # np.interp would continue the last value beyond the end of the run.
         found[run.run.plan.seed] = np.where(compute_M <= compute_N[-1] * (1 + NEAR), rate_M, math.nan)
     return found
 
 
 def completions_of(arm: ArmSummary) -> float:
-    """Return the fewest completions of an evaluation of any run; infinite where none is known."""
+    """Return the fewest completions in any evaluation of the arm's runs; infinite if not known."""
     records = [run.run.record for run in arm.runs if run.run.record is not None]
     return min(
         (n for of in records for point in of.evals if (n := point.total_samples) > 0), default=math.inf

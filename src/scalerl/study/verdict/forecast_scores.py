@@ -1,4 +1,4 @@
-"""Scores of the frozen forecasts of a study, by what was measured after they were made."""
+"""Scores of the frozen forecasts of a study, from the evaluations made after them."""
 
 import functools
 import math
@@ -19,14 +19,14 @@ from scalerl.study.record import StudyRecord
 from scalerl.view.facts.frozen import FrozenForecast, Outcome, judge
 
 ALIKE = 0.08
-"""Shares of the target that differ by no more are pooled."""
+"""Forecasts whose shares of the target differ by at most this are pooled."""
 
 
 @dataclass(frozen=True)
 class JudgedForecast:
-    """A frozen forecast of a run, its outcome, and what the rivals forecast from the same evaluations.
+    """A frozen forecast of a run, its outcome, and the rivals' forecasts from the same evaluations.
 
-    `rivals` are by the names of `scalerl.forecast.rivals.RIVALS`; one that could not answer is missing.
+    `rivals` has the names of `scalerl.forecast.rivals.RIVALS`, without rivals that could not answer.
     """
 
     arm: str
@@ -42,7 +42,7 @@ class ForecastScore:
 
     share: float
     forecasts: int
-    """Forecasts whose target was measured. The scores are over these, and NaN without any."""
+    """Number of forecasts whose target was measured; the scores are means over these, NaN without any."""
     open: int
     """Forecasts without a measurement: the run failed, was stopped, or has not reached the target yet."""
     coverage: float
@@ -52,17 +52,17 @@ class ForecastScore:
     rms: float
     bias: float
     rivals_rms: Mapping[str, float]
-    """Root mean square error of each rival, over the forecasts for which it has an answer."""
+    """Root mean square error of each rival over the forecasts for which it has an answer."""
 
 
 def judged_forecasts(study: StudyRecord) -> tuple[JudgedForecast, ...]:
-    """Return the forecasts that runs and study have on record, each once: run by run, by compute."""
+    """Return the recorded forecasts of runs and study, each once, by run and compute."""
     judged = []
     for run in study.runs:
         if (record := run.record) is None:
             continue
         rows = [row for row in study.forecasts if row.get("run") == run.plan.key]
-        # Forecasts of several budgets, made at one of them, have their rivals in common.
+        # Forecasts made at one budget for several later ones share the rivals' fits.
         rivals_then = functools.cache(functools.partial(_rivals, record))
         for forecast in _frozen(record, rows):
             outcome = judge(record, forecast)
@@ -80,14 +80,14 @@ def _frozen(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> list[Frozen
     found: dict[tuple[str, float, float], FrozenForecast] = {}
     for row in (*record.forecasts, *rows):
         forecast = FrozenForecast.from_row(row)
-        # The run's own first: the same forecast must not count twice in the coverage.
+        # The run's own comes first; the same forecast must not count twice in the coverage.
         found.setdefault((forecast.axis, forecast.made_at_step, forecast.target_compute), forecast)
     return sorted(found.values(), key=lambda forecast: (forecast.compute, forecast.target_compute))
 
 
 def _rivals(record: RunRecord, axis: str, made_at_step: float) -> dict[str, PointForecast]:
     """Fit the rivals to the evaluations up to a step; return those that have an answer."""
-    # The rivals must not see what the forecast had not seen.
+    # The rivals must not see later evaluations than the forecast saw.
     known = sum(point.step <= made_at_step for point in record.evals)
     seen = replace(record, evals=record.evals[:known], lines=record.lines[:known])
     rivals = {}
@@ -107,7 +107,7 @@ def score_forecasts(judged: Sequence[JudgedForecast]) -> tuple[ForecastScore, ..
     placed = [one for one in judged if math.isfinite(one.forecast.share)]
     for one in sorted(placed, key=lambda one: one.forecast.share):
         if groups and one.forecast.share - groups[-1][0].forecast.share <= ALIKE:
-            # From the first of the group on, so that a chain of small steps does not pool all shares.
+            # Compare with the first of the group, so that a chain of small differences does not pool all.
             groups[-1].append(one)
         else:
             groups.append([one])
@@ -122,7 +122,7 @@ def _score(made: Sequence[JudgedForecast]) -> ForecastScore:
         measured = one.outcome.measured.pass_rate if one.outcome.measured else math.nan
         errors.append(one.forecast.median - measured)
         level = as_float(as_mapping(one.forecast.fit.get("intervals")).get("level"))
-        level = level if 0 < level < 1 else 0.95  # that of forecasts which do not say
+        level = level if 0 < level < 1 else 0.95  # the default, if a forecast does not record its level
         low_1, high_1 = (np.array([end]) for end in one.forecast.prediction)
         scores.append(float(interval_score(low_1, high_1, np.array([measured]), level)[0]))
         for name, point in one.rivals.items():

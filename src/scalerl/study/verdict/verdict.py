@@ -28,17 +28,17 @@ from scalerl.view.facts.notices import is_made
 from scalerl.view.runs.tables import latex
 
 BY_CURVES = ("lower at the compute seen", "higher at the compute seen")
-"""Verdicts by the fitted curves, where what was measured shows no difference."""
+"""Verdicts by the fitted curves, if the measured pass rates show no difference."""
 KINDS = (
     *("lower as measured", "higher as measured", "lower ceiling", "higher ceiling"),
     *("reaches it later", "reaches it sooner", *BY_CURVES),
     *("not significant", "inconclusive", "never acted", "not compared", "the base"),
 )
-"""The verdicts on an arm, in the order of the page. One that something moved says which way."""
+"""The verdicts on an arm, in the order of the page; a significant one states its direction."""
 
 
 def kind_of(pair: Pair, measured: MeasuredDifference | None = None) -> str:
-    """Return the verdict on a pair: what was measured at the budget, else the first claim of the curves."""
+    """Return the verdict on a pair: as measured at the budget, else the first claim of the curves."""
     asked = [pair.ceiling, pair.efficiency, pair.seen]
     made = [claim.verdict for claim in ([measured.claim] if measured else []) + asked if is_made(claim)]
     # Not significant only if all questions could be answered.
@@ -48,7 +48,7 @@ def kind_of(pair: Pair, measured: MeasuredDifference | None = None) -> str:
 
 @dataclass(frozen=True)
 class StudyVerdict:
-    """The answer of a study. Made by `judge_study`."""
+    """The verdict of a study, made by `judge_study`."""
 
     study: StudyRecord
     axis: str
@@ -57,13 +57,13 @@ class StudyVerdict:
     arms: tuple[ArmSummary, ...]
     """Arms in the order of the plan; the others are compared with `study.plan["base"]`."""
     comparison: Comparison | None
-    """Comparison of the arms that could be fitted with the base."""
+    """Comparison of all fitted arms with the base."""
     not_compared: Mapping[str, str]
-    """Arms that are not in the comparison, and why."""
+    """Why each arm that is not in the comparison is missing."""
     never_acted: frozenset[str]
-    """The arms whose runs are those of the base, evaluation for evaluation and step for step."""
+    """The arms whose runs equal those of the base, evaluation for evaluation and step for step."""
     still: Mapping[str, str]
-    """The base and the arms whose pass rate never left one value, which they share, and that in words."""
+    """If the base's pass rate never changed, the base and all arms that stayed at its value, in words."""
     forecasts: tuple[JudgedForecast, ...]
     scores: tuple[ForecastScore, ...]
     cautions: tuple[str, ...] = field(default=())
@@ -89,7 +89,7 @@ class StudyVerdict:
         return {pair.recipe: pair for pair in self.comparison.pairs} if self.comparison else {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return all numbers as docs/reference/json.md lists them; None for what is infinite or not known."""
+        """Return all numbers as listed in docs/reference/json.md; None for infinite or unknown ones."""
         return plain(
             {
                 "name": self.study.plan["name"],
@@ -112,9 +112,9 @@ class StudyVerdict:
         return latex({arm.name: arm.fits for arm in self.arms if arm.fits}, self.budget)
 
     def arm_json(self, arm: ArmSummary) -> dict[str, Any]:
-        """Return the numbers of an arm, infinite ones too: a member of `arms` in `to_json`."""
+        """Return the numbers of an arm, including infinite ones: a member of `arms` in `to_json`."""
         stability = asdict(arm.stability)
-        # Lists, as docs/reference/json.md has every key, and these are data.
+        # Lists instead of mappings, as docs/reference/json.md lists every key, and these keys are data.
         stability["alarms"] = [{"metric": m, "runs": n} for m, n in arm.stability.alarms.items()]
         stability["outcomes"] = [{"outcome": o, "runs": n} for o, n in arm.stability.outcomes.items()]
         kind, measured = self.kind(arm.name), self.measured.get(arm.name)
@@ -149,7 +149,7 @@ def judge_study(
 ) -> StudyVerdict:
     """Fit all runs, compare the arms with the base seed by seed, and score the forecasts.
 
-    Every run counts with the evaluations that it has, a failed one as well. The arguments are those of
+    Every run counts with the evaluations that it has, even a failed one. The arguments are those of
     `scalerl.study.entry.verdict`.
 
     Raises:
@@ -164,7 +164,7 @@ def judge_study(
     asked = [budget] if budget is not None else []
     if budget is None:
         reached = [max(float(fit.points.compute_N.max()) for fit in of_arm) for of_arm in fits.values()]
-        # On another axis the budget means nothing, and beyond the shortest arm pass rates are forecasts.
+        # On another axis the plan's budget has no meaning; beyond the shortest arm, pass rates are forecasts.
         budget = float(plan["budgets"][-1]) if axis == plan["axis"] or not reached else min(reached)
     arms = summarise(runs, budget, target, level)
     rates = unmoved(study)
@@ -173,10 +173,10 @@ def judge_study(
         for name, value in rates.items()
         if value == rates.get(base)
     }
-    # Arms that are the base, run for run, are no tests: they would only raise the p-values of the others.
+    # Arms with the same runs as the base test nothing, and would only raise the p-values of the others.
     never_acted = frozenset(arm for pair in same_runs(study) if base in pair for arm in pair) - {base}
     apart = dict.fromkeys(never_acted, "its runs are those of the base") | still
-    # The base stays, for arms that moved.
+    # The base stays, for the comparison with other arms.
     fits = {name: of_arm for name, of_arm in fits.items() if name == base or name not in apart}
     blocks = {name: seeds[name] for name in fits}
     comparison = None
@@ -205,7 +205,7 @@ def judge_study(
 
 
 def _possible(comparison: Comparison, arms: Mapping[str, ArmSummary]) -> Comparison:
-    """Make the claims inconclusive where a fitted ceiling is above what is known to be possible."""
+    """Make claims inconclusive if a fitted ceiling is above the highest that is known to be possible."""
     pairs = []
     for pair in comparison.pairs:
         arm = next((arms[name] for name in (pair.recipe, pair.base) if arms[name].above), None)
@@ -213,7 +213,7 @@ def _possible(comparison: Comparison, arms: Mapping[str, ArmSummary]) -> Compari
             why = (
                 f"the fitted ceiling of {arm.name} is above the {arm.above:.3f} that is known to be possible"
             )
-            # Its own gain is too large then, and the compute to a share of that too long: both are in doubt.
+            # Its own gain is then too large, and the compute to a share of it too: both claims are in doubt.
             ceiling, efficiency = (
                 replace(claim, verdict="inconclusive", why=why) for claim in (pair.ceiling, pair.efficiency)
             )
@@ -223,10 +223,10 @@ def _possible(comparison: Comparison, arms: Mapping[str, ArmSummary]) -> Compari
 
 
 def _not_compared(arms: tuple[ArmSummary, ...], base: str, apart: Mapping[str, str]) -> dict[str, str]:
-    """Return the arms without a comparison and why; the base where it or all of the others have none."""
+    """Return why arms are not compared; this includes the base if it or all others cannot be compared."""
     without = {arm.name: arm.why for arm in arms if not arm.fits}
     if base in without:
-        # Without the base there is nothing to compare with, so that every arm needs a reason.
+        # Without the base no arm can be compared, so every arm needs a reason.
         return {arm.name: without.get(arm.name, f"no run of {base} could be fitted") for arm in arms}
     without |= {name: why for name, why in apart.items() if name != base}
     if len(without) == len(arms) - 1:

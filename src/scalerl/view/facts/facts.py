@@ -1,4 +1,4 @@
-"""The facts of a record beside its curve, as rows: what was run, what it cost, and the recipe."""
+"""Facts about a record beside its curve, as rows: the run, its cost, and its recipe."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -36,24 +36,24 @@ def axis_for(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | No
 
 
 def known_ceiling(run: RunRecord | None) -> float:
-    """Return the ceiling that was known before the run, from config.json; NaN without one, or of one task."""
+    """Return the ceiling known before the run, from config.json; NaN if unknown, or for one task of a run."""
     known = run.config.get("ceiling") if run is not None and not run.task else None
     return as_float(as_mapping(known).get("value"))
 
 
 def imported(run: RunRecord) -> bool:
-    """Return whether a run was read from a log, which neither splits a step nor marks the end of the run."""
+    """Return whether a run was imported from a log, which has no parts of a step and no end of the run."""
     return bool(as_mapping(run.config.get("source")))
 
 
 def notes(run: RunRecord) -> list[str]:
-    """Return what was passed over as the run was read, and what was assumed of its log, each once."""
+    """Return the warnings of reading a run and the assumptions about its log, each once."""
     assumed = run.config.get("assumed")
     return list(dict.fromkeys([*run.warnings, *(map(str, assumed) if isinstance(assumed, list) else ())]))
 
 
 def head(run: RunRecord, axis: str) -> Rows:
-    """Return what was run, for the head of the page, with compute on `axis`."""
+    """Return the rows about the run for the head of the page, with compute on `axis`."""
     config, model = run.config, as_mapping(run.config.get("model"))
     last = run.evals[-1]
     spent = float(run.compute(axis).max(initial=0.0))
@@ -78,7 +78,7 @@ def head(run: RunRecord, axis: str) -> Rows:
 
 
 def compute_rows(run: RunRecord) -> Rows:
-    """Return what counts as training compute."""
+    """Return the rows about everything that counts as training compute."""
     last, flops = run.evals[-1], _flops_unit(run)
     tokens, seconds = unit_for("tokens", last.tokens.generated), last.device_seconds
     split = [
@@ -86,7 +86,7 @@ def compute_rows(run: RunRecord) -> Rows:
         ("training", _known(duration(seconds.train), flops.show(last.flops.train))),
         ("idle devices", duration(seconds.idle)),
     ]
-    if imported(run):  # a log does not split a step: its parts in the record stand for their sum
+    if imported(run):  # a log does not split a step, so only the sum of the recorded parts is meaningful
         whole = duration(seconds.generate + seconds.train + seconds.idle)
         split = [("steps", _known(whole, flops.show(_flops(run)))), *((label, DASH) for label, _ in split)]
     return [
@@ -99,7 +99,7 @@ def compute_rows(run: RunRecord) -> Rows:
 
 
 def uncounted_rows(run: RunRecord) -> Rows:
-    """Return what was spent and is not training compute: evaluating, start-up, and the base model."""
+    """Return the rows about costs that are not training compute: evaluations, start-up, the base model."""
     last, base = run.evals[-1], as_mapping(run.config.get("base"))
     seconds = last.device_seconds
     rows = [("evaluating", duration(seconds.evaluate))]
@@ -121,13 +121,13 @@ def _flops(run: RunRecord) -> float:
 
 
 def _flops_unit(run: RunRecord) -> Unit:
-    """Return one unit for all amounts of a run: that of the base model if the run has no counters."""
+    """Return one unit for all FLOPs of a run; without counters, the unit for its base model."""
     base = as_float(as_mapping(run.config.get("base")).get("flops"))
     return unit_for("flops", _flops(run) if _flops(run) > 0 else base)
 
 
 def recipe_sections(recipe: Any) -> Iterator[tuple[str, Rows]]:
-    """Yield a title and rows for every table of a resolved recipe; single values come first."""
+    """Yield a title and rows for every table of a recipe in full; single values come first."""
     if not isinstance(recipe, Mapping):
         return
     single = {key: value for key, value in recipe.items() if not isinstance(value, Mapping)}

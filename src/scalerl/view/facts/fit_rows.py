@@ -1,6 +1,6 @@
-"""A fit as rows for people, a label and what stands beside it: what `scalerl fit` and a notebook show.
+"""A fit as rows of label and text, for `scalerl fit` and notebooks.
 
-And how far an amount of compute lies beyond the data, in words: it may have been meant in another unit.
+Also a warning if an amount of compute lies far beyond the data, as it may be in another unit.
 """
 
 import math
@@ -19,16 +19,16 @@ from scalerl.record.reader import RunRecord
 def fit_rows(
     result: Fit, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
 ) -> list[tuple[str, str]]:
-    """All of a fit: its answer first, then what that rests on."""
+    """Return all rows of a fit: its answers first, then their basis."""
     return [*answer_rows(result, at, target, budget), *basis_rows(result)]
 
 
 def answer_rows(
     result: Fit, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
 ) -> list[tuple[str, str]]:
-    """The ceiling, forecasts at the computes `at`, and the verdict where it is asked for.
+    """Return rows of the ceiling, forecasts at the computes `at`, and the verdict if there is a target.
 
-    With the prior of siblings the same follows once more.
+    With a prior from sibling runs, the same rows follow under that prior.
     """
     asked_at = [budget] if target is not None and budget is not None and budget not in at else []
     intervals = result.intervals
@@ -59,10 +59,10 @@ def answer_rows(
 
 
 def known_at(result: Fit, record: RunRecord | None, at: Sequence[float], budget: float | None) -> list[float]:
-    """Return where to forecast: what is asked for, and what tells the ceiling apart from what comes before.
+    """Return the computes at which to forecast: the requested ones, and ten times the data for the ceiling.
 
-    That is ten times the data; and, where nothing is asked for, the run's own budget if it lies ahead, else
-    twice the data. Where no curve describes the run, what is asked for alone.
+    Without requested ones, it is the run's own budget if it lies ahead, else twice the data. If no curve
+    describes the run, only the requested ones are returned.
     """
     asked = [*at, *([] if budget is None else [budget])]
     if result.misfit:
@@ -73,7 +73,7 @@ def known_at(result: Fit, record: RunRecord | None, at: Sequence[float], budget:
 
 
 def basis_rows(result: Fit) -> list[tuple[str, str]]:
-    """Return what was fitted, the metric first, and the other statistics of the fit."""
+    """Return rows about the fitted data, the metric first, and the other statistics of the fit."""
     median, intervals = result.median, result.intervals
     left_out = result.left_out
     cut = f", {len(left_out) or 'none'} left out"
@@ -91,7 +91,7 @@ def basis_rows(result: Fit) -> list[tuple[str, str]]:
         ("R_0", f"{result.r0_value:.3f}   {result.r0_source}"),
         ("noise sd", f"{result.noise.sd:.4f}{known}, autocorrelation {result.noise.phi:.2f}"),
     ]
-    if abs(result.noise.wander) > result.noise.sd:  # off its curve by as much as the noise of an evaluation
+    if abs(result.noise.wander) > result.noise.sd:  # off the curve by more than an evaluation's noise
         rows.append(("wander", f"{result.noise.wander:+.3f} so far"))
     weights = sorted(result.families.items(), key=lambda item: -item[1])
     families = [f"{LABELS.get(name, name)} {weight:.2f}" for name, weight in weights if weight >= 0.005]
@@ -102,7 +102,7 @@ def basis_rows(result: Fit) -> list[tuple[str, str]]:
 
 
 def task_row(name: str, result: Fit | None, reason: str, at: Sequence[float] = ()) -> tuple[str, str]:
-    """The curve of one task of a mixture; without a fit, the reason."""
+    """Return a row about the curve of one task of a mixture; without a fit, the reason."""
     if result is None:
         return (f"task {name}", f"no curve: {reason}")
     last = float(result.points.pass_rate_N[result.points.compute_N.argmax()])
@@ -117,7 +117,7 @@ def task_row(name: str, result: Fit | None, reason: str, at: Sequence[float] = (
 
 
 def worth_rows(result: Fit, worth: float) -> list[tuple[str, str]]:
-    """Return where to stop, if a further unit of compute has to gain `worth`."""
+    """Return rows on where to stop if a further unit of compute must gain `worth`."""
     now = float(result.points.compute_N[-1])
     gain, stop = result.gain_per_unit(now), result.stop_at(worth)
     place = f"at {stop:.4g}" if math.isfinite(stop) else "not within 32 times the compute"
@@ -129,13 +129,13 @@ def worth_rows(result: Fit, worth: float) -> list[tuple[str, str]]:
 
 
 def own_budget(record: RunRecord | None, axis: str) -> float:
-    """Return the compute at which a run says it ends, on `axis`; NaN where it does not, or on another."""
+    """Return the budget in a run's config.json; NaN if it has none on `axis`."""
     own = as_mapping(record.config.get("budget")) if record is not None else {}
     return as_float(own.get("amount")) if own.get("kind") == axis else math.nan
 
 
 def common_budget(runs: Iterable[tuple[RunRecord | None, str]]) -> float:
-    """Return the `own_budget` of all runs, each with its axis; NaN where one has another, or none."""
+    """Return the `own_budget` common to all runs, each given with its axis; NaN if they differ."""
     own = {own_budget(record, axis) for record, axis in runs}
     return own.pop() if len(own) == 1 else math.nan
 
@@ -143,8 +143,8 @@ def common_budget(runs: Iterable[tuple[RunRecord | None, str]]) -> float:
 def beyond(amounts: Iterable[float], runs: Sequence[tuple[Points, RunRecord | None]]) -> str:
     """Return one warning for all amounts more than `FAR` times the compute of runs; empty without any.
 
-    `runs` are points on one axis, in whose unit the amounts are, and their records (a table has none). Where
-    the largest amount fits another axis of theirs, the warning names that.
+    `runs` are points on one axis, in whose unit the amounts are, and their records (None for a table). If the
+    largest amount would be plausible on another axis of the runs, the warning names that axis.
     """
     axis = runs[0][0].axis
     reach = max(float(points.compute_N.max(initial=0.0)) for points, _ in runs)

@@ -1,6 +1,6 @@
-"""Forecasts as they were frozen during the run, and what became of them.
+"""Forecasts as they were frozen during the run, and their outcomes.
 
-Nothing here is fitted again: a forecast is judged by what stood on the disk before the outcome was known.
+Nothing is fitted again here: a forecast is scored as it was written before its outcome was known.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from scalerl.record.reader import RunRecord
 from scalerl.view.facts.notices import misfit_in_words
 
 REACHED = 0.05
-"""An evaluation counts as the outcome if its compute lies within this share of the forecast's target.
+"""An evaluation counts as the outcome if its compute is within this share of the forecast's target.
 
-Once the run is past the target, within twice this share.
+Once the run has passed the target, twice this share is allowed.
 """
 
 
@@ -36,7 +36,7 @@ class Band:
 
 @dataclass(frozen=True)
 class FrozenForecast:
-    """One line of forecasts.jsonl. What the line lacks is NaN, or None for the band."""
+    """One line of forecasts.jsonl; missing values are NaN, and a missing band is None."""
 
     made_at_step: float
     axis: str
@@ -48,10 +48,10 @@ class FrozenForecast:
     prediction: tuple[float, float]
     """Interval of one evaluation at `target_compute`, its noise included."""
     rerun: tuple[float, float] = (math.nan, math.nan)
-    """Interval of the mean curve there of another run of the recipe; older forecasts have none."""
+    """Interval of the mean curve there for another run of the recipe; older forecasts lack it."""
     band: Band | None = None
     fit: Mapping[str, Any] = field(default_factory=dict)
-    """The fit behind it, as `Fit.to_json` gives it."""
+    """The fit behind it, as returned by `Fit.to_json`."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> FrozenForecast:
@@ -99,11 +99,11 @@ class FrozenForecast:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a forecast came to: the evaluation at its target, if the run has reached that."""
+    """The outcome of a forecast: the evaluation at its target, if the run has reached that."""
 
     measured: EvalPoint | None
     inside: bool | None
-    """Whether the interval covered what was measured; None without a measurement or an interval."""
+    """Whether the interval covered the measured pass rate; None without a measurement or an interval."""
     progress: float
     """Compute of the run's last evaluation, as a share of the target."""
 
@@ -114,14 +114,14 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """Text of what was measured, and whether it lies inside; or of the run's progress."""
+        """The measured pass rate and whether it lies inside; or the run's progress."""
         if self.measured is None:
             return f"not yet: the run is at {percent(self.progress)} of the forecast's compute"
         return f"{rate(self.measured.pass_rate)}: {self.word}"
 
 
 def judge(run: RunRecord, forecast: FrozenForecast) -> Outcome:
-    """Hold `forecast` against the evaluation nearest its target compute, made after the forecast.
+    """Compare `forecast` with the evaluation nearest its target compute, if made after the forecast.
 
     Raises:
         InputError: the counters behind the forecast's axis are missing from the run.
@@ -132,7 +132,7 @@ def judge(run: RunRecord, forecast: FrozenForecast) -> Outcome:
     nearest = int(np.argmin(np.abs(compute_N - forecast.target_compute)))
     progress = float(compute_N.max() / forecast.target_compute)
     off = abs(compute_N[nearest] / forecast.target_compute - 1)
-    # The budget is overshot by up to a step, which may be a tenth of a short run.
+    # A run may overshoot its budget by up to a step, which may be a tenth of a short run.
     if off > (REACHED if progress < 1 else 2 * REACHED) or compute_N[nearest] <= forecast.compute:
         return Outcome(None, None, progress)
     measured = run.evals[nearest]
@@ -141,24 +141,24 @@ def judge(run: RunRecord, forecast: FrozenForecast) -> Outcome:
 
 
 def frozen_forecasts(run: RunRecord) -> list[FrozenForecast]:
-    """All forecasts of a run, in the order in which they were made."""
+    """Return all forecasts of a run, in the order in which they were made."""
     return [FrozenForecast.from_row(row) for row in run.forecasts]
 
 
 def main_forecast(forecasts: list[FrozenForecast]) -> FrozenForecast | None:
-    """The forecast that a report leads with: of the last budget, the one made nearest half of it."""
+    """Return the forecast that a report leads with: for the last target, that made nearest half of it."""
     usable = [forecast for forecast in forecasts if math.isfinite(forecast.share)]
     usable = [forecast for forecast in usable if forecast.target_compute == usable[-1].target_compute]
     return min(usable, key=lambda forecast: abs(forecast.share - 0.5), default=None)
 
 
 def leading_forecast(run: RunRecord | None) -> FrozenForecast | None:
-    """The `main_forecast` of a run; a table has none."""
+    """Return the `main_forecast` of a run; None for a table, which has none."""
     return main_forecast(frozen_forecasts(run)) if run is not None else None
 
 
 def sentence(forecast: FrozenForecast, outcome: Outcome) -> str:
-    """The result in one sentence, as the page and the terminal give it."""
+    """Return the result in one sentence, for pages and terminals."""
     verb = "measured" if outcome.measured else "not measured"
     result = f"{verb} {outcome.text.removeprefix('not ')}"
     text = f"Forecast at {forecast.share_in_words}: {forecast.text}; {result}."
@@ -168,7 +168,7 @@ def sentence(forecast: FrozenForecast, outcome: Outcome) -> str:
 
 
 def _band(curve: Any) -> Band | None:
-    """Return the curve as read from a line, or as `freeze` gave it; None without four equal lists."""
+    """Return the curve from a line, or from `freeze`; None unless it has four lists of equal length."""
     found = (as_mapping(curve).get(name) for name in ("compute", "median", "lo", "hi"))
     listed = [one if isinstance(one, list | np.ndarray) else () for one in found]
     columns = [np.array([as_float(value) for value in one]) for one in listed]

@@ -1,7 +1,7 @@
-"""The ceiling and the alarms of a run in words, and what is claimed of two recipes.
+"""The ceiling and the alarms of a run in words, and the claims about a pair of recipes.
 
-Of the ceiling: its interval, or why there is none and at what compute it is expected to be identified. Of a
-pair: one claim in a few words, or all questions about it in a line.
+For the ceiling: its interval, or why there is none and at what compute it is expected to be identified. For a
+pair: one claim in a few words, or the answers to all questions in a line.
 """
 
 import math
@@ -29,21 +29,21 @@ from scalerl.record.reader import RunRecord
 from scalerl.view.table import Cell, Table, difference_cell, row
 
 _ROUNDING = 1e-9
-"""The ends of the part that holds went through a logarithm: they are evaluations, which it must keep."""
+"""Tolerance that keeps the evaluations at the ends of the part that holds, after a logarithm's rounding."""
 
 _LONGEST_LIST = 3
-"""Alarms that are named; the others are counted."""
+"""Number of alarms that are named; the others are counted."""
 NOT_CHECKED = "not checked"
 WHO_CHECKS = "only the trainer of scalerl looks for alarms"
 Notice = tuple[str, str]
-"""What a reader must know before any number: in a few words, and in full."""
+"""A fact that a reader must know before any number: in a few words, and in full."""
 
 
 def ceiling_text(fit_json: Mapping[str, Any], known: float = math.nan) -> str:
     """Return the median of A with its interval, and whether the ceiling `known` beforehand lies inside.
 
-    A forecast that was stored without medians gives its interval alone. A is withheld where no family of
-    curves describes the run.
+    A forecast stored without medians has only its interval. A is withheld if no family of curves describes
+    the run.
     """
     A = as_float(as_mapping(fit_json.get("median")).get("A"))
     lo, hi = pair(as_mapping(fit_json.get("intervals")).get("A"))
@@ -59,14 +59,14 @@ def ceiling_text(fit_json: Mapping[str, Any], known: float = math.nan) -> str:
 
 
 def misfit_in_words(kind: str | None) -> str:
-    """Return why no family describes the run, by `Fit.lack_of_fit`; empty where one does."""
+    """Return why no family describes the run, from `Fit.lack_of_fit`; empty if one does."""
     return IN_WORDS.get(str(kind), str(kind)) if kind else ""
 
 
 def to_tell_text(fit_json: Mapping[str, Any], unit: Unit, spent: float = math.nan) -> str:
-    """Return the compute at which the ceiling is expected to be identified; empty where it is already.
+    """Return the compute at which the ceiling is expected to be identified; empty if it is already.
 
-    `spent` is the compute so far, in units of the axis, where the answer should name the multiple.
+    `spent` is the compute so far, in units of the axis; if given, the text also names the multiple.
     """
     identified = fit_json.get("identified") is not False
     ending = as_mapping(fit_json.get("left_out")).get("ending")
@@ -80,7 +80,7 @@ def to_tell_text(fit_json: Mapping[str, Any], unit: Unit, spent: float = math.na
 
 
 def notices(fit: Fit, part: Fit | None) -> list[Notice]:
-    """Return what stands above all numbers of the fit on the whole run; `part` is the fit of what holds."""
+    """Return the notices above all numbers of the fit to the whole run; `part` is the `part_that_holds`."""
     spent = float(fit.points.compute_N[-1])
     unit = unit_for(fit.axis, spent)
     if fit.metric.no_verdict:
@@ -102,20 +102,20 @@ def notices(fit: Fit, part: Fit | None) -> list[Notice]:
 
 
 def part_that_holds(fit: Fit) -> Fit | None:
-    """Fit the part of a run that saturating curves describe; None where there is no such part."""
+    """Fit the part of a run that saturating curves describe; None if there is no such part."""
     from scalerl.curve import fit as fit_curve
 
     if fit.misfit is None or fit.misfit.keep is None:
         return None
     low, high = fit.misfit.keep[0] * (1 - _ROUNDING), fit.misfit.keep[1] * (1 + _ROUNDING)
-    # Not by min_compute, which keeps step 0: after a jump that was evaluated otherwise.
+    # Not by min_compute, which would keep step 0, although it was evaluated differently after a jump.
     part = fit.points.select((fit.points.compute_N >= low) & (fit.points.compute_N <= high))
     r0 = fit.r0_value if fit.r0_source == "given" else None
-    prior = "flat" if fit.prior == "flat" else "default"  # that of siblings is not known here
+    prior = "flat" if fit.prior == "flat" else "default"  # a prior from siblings is not known here
     try:
         return fit_curve(part, r0=r0, level=fit.intervals.level, prior=prior)
     except CannotAnswerError:
-        return None  # it is too short, or does not rise under a flat prior
+        return None  # the part is too short, or does not rise under a flat prior
 
 
 def sentence(text: str) -> str:
@@ -139,7 +139,7 @@ def alarm_table(alarms: Sequence[Alarm]) -> Table:
 
 
 def alarm_notices(alarms: Sequence[Alarm]) -> list[Notice]:
-    """Return what stands at the head of the page where there were alarms; warnings are no notice."""
+    """Return the notice about alarms for the head of the page; warnings do not make one."""
     if not (found := [alarm for alarm in alarms if alarm.is_alarm]):
         return []
     title = "A health alarm." if len(found) == 1 else f"{len(found)} health alarms."
@@ -164,25 +164,25 @@ MOVED = {
     **dict.fromkeys(("lower at the compute seen", "lower as measured", "lower ceiling"), "lower"),
     **{"reaches it sooner": "sooner", "reaches it later": "later"},
 }
-"""Verdicts by their adverb."""
+"""The adverb of each verdict."""
 _OF = {
     "pass_rate_seen": "at the compute seen",
     "A": "ceiling A",
     "compute_to_own": "compute to 3/4 of its own gain",
 }
-"""What a claim is about, by its quantity."""
+"""The subject of a claim, by its quantity."""
 
 
 def is_made(claim: Claim) -> bool:
-    """Return whether a claim is that something moved."""
+    """Return whether a claim states a difference."""
     return claim.verdict not in ("not significant", "inconclusive")
 
 
 def pair_text(pair: Pair, measured: str, by_curves: bool) -> str:
     """Return the answers to three questions about a pair, each with its number, in one line.
 
-    `measured` is the answer to the first by what was measured. That by the curves takes its place where it is
-    empty, and stands beside it if asked for.
+    `measured` is the measured answer to the first question. If it is empty, the answer by the curves replaces
+    it; with `by_curves`, both are given.
     """
     claims = pair.claims
     whys = list(dict.fromkeys(claim.why for claim in claims.values()))
@@ -196,7 +196,7 @@ def pair_text(pair: Pair, measured: str, by_curves: bool) -> str:
 def question_text(what: str, difference: Difference | None, claim: Claim) -> str:
     """Return one answer: `ceiling A +0.06 [−0.02, +0.15], not significant (p 0.2; 49 seeds would detect it)`.
 
-    Of an inconclusive one the number is what is known all the same.
+    An inconclusive answer still has a number, as far as it is known.
     """
     shown = f"{what} {difference_cell(difference, 'withheld').whole}"
     if claim.verdict == "inconclusive":
@@ -216,7 +216,7 @@ def claim_text(claim: Claim) -> str:
 def question_cell(
     difference: Difference | None, claim: Claim | None, without: str = "withheld", *more: str
 ) -> Cell:
-    """Return the answer to one question: the difference, and beside it its interval, `more` and the claim."""
+    """Return the answer to one question: the difference, and beside it the interval, `more` and the claim."""
     cell = difference_cell(difference, without)
     said = claim_text(claim) if claim and difference else ""
     return Cell(cell.text, "\n".join(filter(None, [cell.beside, *more, said])))

@@ -1,19 +1,19 @@
-"""Which evaluations of a run are drawn, and at which computes a curve is; N evaluations, M computes."""
+"""Choice of the evaluations to draw, and of the computes of a drawn curve; N evaluations, M computes."""
 
 import numpy as np
 
 PLACES = 81
-"""Computes at which a curve is drawn, even on a linear axis, and as many even on a logarithmic one."""
+"""Computes of a drawn curve that are evenly spaced on a linear axis, and as many on a logarithmic axis."""
 _PLACES_BEYOND = 61
-"""Those between the last evaluation and the budget, where nothing else shows the shape of the curve."""
+"""As `PLACES`, between the last evaluation and the budget, where no points show the curve's shape."""
 
 
 def thin(value_N: np.ndarray, most: int) -> np.ndarray:
-    """Return positions of about `most` values at most, in order, whose plot looks like that of all.
+    """Return at most about `most` positions, in order, whose values look like all values in a plot.
 
-    Half are even steps apart, the first and the last among them; the others are the highest and the lowest
-    of every bin, so that no outlier is lost. Steps and bins are even both in the place and in its logarithm:
-    a start that a logarithmic axis stretches stays whole.
+    Half are evenly spaced, with the first and the last among them; the others are the highest and the lowest
+    of every bin, so that no outlier is lost. Spacing and bins are even both in the position and in its
+    logarithm, so that the start, which a logarithmic axis stretches, keeps its detail.
     """
     n = len(value_N)
     if n <= most:
@@ -31,10 +31,10 @@ def _even(last: int, count: int) -> np.ndarray:
 
 
 def places_between(compute_N: np.ndarray, last: float, places: int = PLACES) -> np.ndarray:
-    """Return the computes at which a curve is drawn, from where its fit begins to `last`.
+    """Return the computes at which to draw a curve, from the start of its fit to `last`.
 
-    They are even on a linear and on a logarithmic axis, up to the last evaluation and again beyond it. A fit
-    with an evaluation at compute 0 begins at half of the first compute above that.
+    They are evenly spaced on a linear and on a logarithmic axis, up to the last evaluation and again beyond.
+    With an evaluation at compute 0, logarithmic spacing starts at half of the first compute above 0.
     """
     first = float(compute_N[compute_N > 0].min()) / (2 if compute_N[0] == 0 else 1)
     even_M = np.linspace(min(float(compute_N[0]), first), last, places)

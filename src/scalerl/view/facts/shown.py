@@ -1,4 +1,4 @@
-"""A run as it is shown, whatever shows it, and runs of one colour; N evaluations, M computes of a curve."""
+"""A run to be shown, with its fit, and groups of runs in one colour; N evaluations, M computes of a curve."""
 
 import functools
 import hashlib
@@ -26,10 +26,10 @@ _DRAWS = 2048
 
 @dataclass(frozen=True, eq=False)
 class ShownRun:
-    """A run, or a table, with its fit or with why there is none."""
+    """A run, or a table, with its fit or the reason why there is none."""
 
     name: str
-    """The name that is shown, unique among the runs that are shown together."""
+    """The displayed name, unique among the runs shown together."""
     points: Points = field(repr=False)
     """All of its evaluations, on the axis of the fit."""
     record: RunRecord | None = field(default=None, repr=False)
@@ -40,22 +40,22 @@ class ShownRun:
 
     @property
     def used(self) -> Points:
-        """The evaluations that were fitted; all without a fit."""
+        """The fitted evaluations; without a fit, all of them."""
         return self.points if self.fit is None else self.fit.points
 
     @property
     def compute(self) -> float:
-        """Spent at the last evaluation, in the unit of the axis."""
+        """Compute at the last evaluation, in the unit of the axis."""
         return float(self.points.compute_N.max(initial=0.0))
 
     @property
     def budget(self) -> float:
-        """Compute at which it ends, on its axis; NaN where it does not say so."""
+        """The run's own budget on its axis; NaN if not known."""
         return own_budget(self.record, self.points.axis)
 
     @property
     def key(self) -> str:
-        """What a browser keeps its name by; it hides the path, as a page is read elsewhere."""
+        """The key under which a browser stores its name: a hash, so that a page does not show the path."""
         own = self.record
         names = (self.name,) if own is None else (own.config.get("name"), own.task)
         path = Path(self.points.source if own is None else own.path)
@@ -64,7 +64,7 @@ class ShownRun:
 
     @functools.cached_property
     def part(self) -> Fit | None:
-        """The fit of the part that holds, of a run that no curve describes as a whole."""
+        """The fit to the part that holds, for a run that no curve describes as a whole."""
         return part_that_holds(self.fit) if self.fit is not None else None
 
     @functools.cached_property
@@ -73,7 +73,7 @@ class ShownRun:
         return leading_forecast(self.record)
 
     def outcome(self, forecast: FrozenForecast) -> Outcome:
-        """Return what a forecast came to; not known where a copy lacks the counters of its axis."""
+        """Return the outcome of a forecast; unknown if a copy of the run lacks the counters of its axis."""
         if self.record is None or forecast.axis not in self.record.logged_axes():
             return Outcome(None, None, math.nan)
         return judge(self.record, forecast)
@@ -84,7 +84,7 @@ class ShownRun:
         return self.points.warnings if self.fit is None else self.fit.warnings
 
     def fitted_with(self, **options: Any) -> Self:
-        """Return the run with a fit of its evaluations, or with the reason why there is none.
+        """Return the run with a fit to its evaluations, or with the reason why there is none.
 
         Raises:
             InputError: an option is not valid.
@@ -98,7 +98,7 @@ class ShownRun:
             return replace(self, fit=None, reason=self.local(str(error)).removeprefix(f"{source}: "))
 
     def local(self, message: str) -> str:
-        """Return a message without the folders of the run: a page is read on other machines."""
+        """Return a message without the folders of the run, as pages are read on other machines."""
         own = () if self.record is None else (self.record.path,)
         return without_folders(message, Path(self.points.source).parent, *own)
 
@@ -110,21 +110,21 @@ class RunGroup:
     name: str
     runs: tuple[ShownRun, ...]
     draws: Draws | None = None
-    """Draws of the mean curve; None with one run, with none fitted, or where no curve describes one."""
+    """Draws of the mean curve; None for one run, without fits, or if no curve describes one of the runs."""
 
     @functools.cached_property
     def fits(self) -> list[Fit]:
-        """The fits of its runs that have one; of copies of a run, which are no seeds, that of the longest."""
+        """The fits of its runs; of copies of one run, which are not seeds, only the longest."""
         return without_copies(run.fit for run in self.runs if run.fit is not None)
 
     @property
     def compute_N(self) -> np.ndarray:
-        """All computes above 0 that were evaluated, sorted; empty where there are none."""
+        """All computes above 0 with an evaluation, sorted."""
         compute_N = np.concatenate([run.points.compute_N for run in self.runs])
         return np.unique(compute_N[compute_N > 0])
 
     def mean_curve(self, compute_M: np.ndarray, level: float) -> Band:
-        """Return the mean curve and its interval; asked of a group with `draws`."""
+        """Return the mean curve and its interval; the group must have `draws`."""
         assert self.draws is not None
         curve_nM = self.draws.thinned(_DRAWS).curves_at(compute_M)
         return Band(compute_M, *np.quantile(curve_nM, [0.5, *tails(level)], axis=0))

@@ -1,4 +1,4 @@
-"""How a run stands while it is under way: what is measured, what is forecast, and how fast it goes.
+"""The status of a run in progress: measured pass rates, forecasts, and speed.
 
     run = stand(points, record, StandingQuery(target=0.6)).fitted()
     run.forecast, run.chance, run.eta(now), run.to_json(now)
@@ -30,47 +30,47 @@ from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.facts.shown import ShownRun
 
 _RECENT = 6
-"""Evaluations over which the speed is measured: of a resumed run, soon those after the resume alone."""
+"""Evaluations over which the speed is measured: few, so that it soon excludes those before a resume."""
 
 
 @dataclass(frozen=True)
 class StandingQuery:
-    """The question about a run that is followed: a target, a budget, and how to fit."""
+    """The question about a followed run: a target, a budget, and options of the fit."""
 
     target: float | None = None
     """Pass rate to reach."""
     budget: float | None = None
-    """Compute at which it ends, in the unit of `axis`; None is the budget that the run itself has."""
+    """Compute at which the run ends, in the unit of `axis`; None for the run's own budget."""
     level: float = 0.95
     r0: Any = None
     min_compute: float = 0.0
     axis: str | None = None
-    """The axis of `budget`, where runs are read on several; None is the one that the run is read on."""
+    """The axis of `budget` if runs are read on several axes; None for the axis on which the run is read."""
 
 
 @dataclass(frozen=True, eq=False)
 class Standing(ShownRun):
-    """A run as far as it has come. Made by `stand`."""
+    """The status of a run, made by `stand`."""
 
     reason: str = "not fitted yet"
     asked: StandingQuery = field(repr=False, default=StandingQuery())
     row: dict[str, Any] = field(repr=False, default_factory=dict)
-    """The last line of steps.jsonl; empty where there is none."""
+    """The last line of steps.jsonl; empty if there is none."""
     sample: dict[str, Any] = field(repr=False, default_factory=dict)
-    """The last line of samples.jsonl; empty where there is none."""
+    """The last line of samples.jsonl; empty if there is none."""
     ended: bool = False
     written: float = math.nan
-    """Unix seconds at which its files were written to last; NaN where times are logged instead."""
+    """Unix seconds of the last write to its files; NaN if times are logged instead."""
 
     @property
     def step(self) -> int | None:
-        """Trainer step of the last evaluation; None where it is not known."""
+        """Trainer step of the last evaluation; None if not known."""
         steps_N = self.points.step_N
         return int(steps_N[-1]) if steps_N is not None and len(steps_N) else None
 
     @property
     def last_step(self) -> int | None:
-        """Trainer step of the last line of the run, an evaluation's or a step's; None where not known."""
+        """Trainer step of the last line of the run, for an evaluation or a step; None if not known."""
         row = as_float(self.row.get("step"))
         if not math.isfinite(row):
             return self.step
@@ -83,25 +83,25 @@ class Standing(ShownRun):
 
     @property
     def unit(self) -> Unit:
-        """A unit for the compute of the run."""
+        """The unit for the compute of the run."""
         axis = self.points.axis
         return unit_for(axis, max(self.compute, self.end), is_of_one_device(self.record, axis))
 
     @property
     def budget(self) -> float:
-        """Compute at which the run ends; NaN where it is not given on this axis."""
+        """Compute at which the run ends; NaN if not known on this axis."""
         if self.asked.budget is not None:
             return self.asked.budget if self.asked.axis in (None, self.points.axis) else math.nan
         return super().budget
 
     @property
     def end(self) -> float:
-        """Compute that is forecast: the budget, else twice the compute so far."""
+        """Compute of the forecast: the budget, else twice the compute so far."""
         return self.budget if math.isfinite(self.budget) else 2 * self.compute
 
     @property
     def beyond(self) -> str:
-        """A warning if the budget that was asked for lies far beyond the compute so far; else empty."""
+        """A warning if the requested budget lies far beyond the compute so far; else empty."""
         asked = [] if self.asked.budget is None or math.isnan(self.budget) else [self.budget]
         return beyond(asked, [(self.points, self.record)])
 
@@ -112,7 +112,7 @@ class Standing(ShownRun):
 
     @property
     def where(self) -> str:
-        """Text that says what `end` is: the budget, or twice the compute so far."""
+        """The meaning of `end` as text: the budget, or twice the compute so far."""
         return "at the end" if math.isfinite(self.budget) else "at twice the compute so far"
 
     @property
@@ -122,24 +122,24 @@ class Standing(ShownRun):
 
     @functools.cached_property
     def forecast(self) -> Forecast | None:
-        """Forecast of one evaluation at `end`; None where there is no fit."""
+        """Forecast of one evaluation at `end`; None without a fit."""
         return self.fit.forecast(self.end) if self.fit is not None else None
 
     @functools.cached_property
     def chance(self) -> Chance | None:
-        """Whether the target is reached at the budget; None where either is not known, or nothing fitted."""
+        """The chance of the target at the budget; None without either of these, or without a fit."""
         if self.fit is None or self.asked.target is None or not math.isfinite(self.budget):
             return None
         return self.fit.chance(self.asked.target, self.end)
 
     @property
     def evals(self) -> tuple[EvalPoint, ...]:
-        """The evaluations on record; a table has none."""
+        """The recorded evaluations; a table has none."""
         return self.record.evals if self.record is not None else ()
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """Alarms and warnings that had begun by the last line."""
+        """Alarms and warnings that started by the last line."""
         step = math.inf if self.last_step is None else self.last_step
         known = self.record.alarms if self.record is not None else ()
         return tuple(alarm for alarm in known if alarm.first <= step)
@@ -151,17 +151,17 @@ class Standing(ShownRun):
 
     @property
     def time(self) -> float:
-        """Unix seconds of the last evaluation; NaN where they were not logged."""
+        """Unix seconds of the last evaluation; NaN if not logged."""
         return self.evals[-1].time if self.evals else math.nan
 
     @property
     def last_line(self) -> float:
-        """Unix seconds of the last line of the run, an evaluation's or a step's; else by its files."""
+        """Unix seconds of the last line of the run, for an evaluation or a step; else `written`."""
         logged = float(np.fmax(self.time, as_float(self.row.get("time"))))
         return self.written if math.isnan(logged) else logged
 
     def health(self, name: str) -> float:
-        """`truncated`, `entropy` or `mean_length`: of the last step, else of the last evaluation."""
+        """Return `truncated`, `entropy` or `mean_length` of the last step, else of the last evaluation."""
         value = as_float(self.row.get(name))
         if math.isfinite(value) or not self.evals:
             return value
@@ -169,7 +169,7 @@ class Standing(ShownRun):
 
     @property
     def speed(self) -> float:
-        """Compute per second of wall time, over the last evaluations; NaN where times were not logged."""
+        """Compute per second of wall time, over the last evaluations; NaN if times were not logged."""
         return self._per_second(self.points.compute_N)
 
     @property
@@ -185,13 +185,13 @@ class Standing(ShownRun):
         return float((recent_N[-1] - recent_N[0]) / (time_N[-1] - time_N[0]))
 
     def eta(self, now: float) -> float:
-        """Seconds from `now` to the budget at the present speed; NaN where either is not known."""
+        """Return the seconds from `now` to the budget at the present speed; NaN if not known."""
         if self.ended or not self.speed > 0:
             return math.nan
         return max((self.budget - self.compute) / self.speed - (now - self.time), 0.0)
 
     def until(self, n: int) -> Standing:
-        """The run as it stood at its `n`-th evaluation, fitted to those up to there."""
+        """Return the run as of its `n`-th evaluation, fitted to the evaluations up to there."""
         if n == len(self.points):
             return self
         own = self.record
@@ -200,12 +200,12 @@ class Standing(ShownRun):
         return then.fitted()
 
     def fitted(self) -> Standing:
-        """Return this with a fit of all evaluations, or with the reason why there is none."""
+        """Return this with a fit to all evaluations, or with the reason why there is none."""
         asked = self.asked
         return self.fitted_with(r0=asked.r0, min_compute=asked.min_compute, level=asked.level)
 
     def to_json(self, now: float) -> dict[str, Any]:
-        """One object: the line of `scalerl watch --json`, and the run's row in the list of a server."""
+        """Return the object for a line of `scalerl watch --json` and for the run's row in a server's list."""
         target = None
         if (chance := self.chance) is not None:
             target = {"pass_rate": self.asked.target, "compute": self.end, "verdict": chance.verdict}
@@ -254,12 +254,12 @@ def _alarm(alarm: Alarm) -> dict[str, Any]:
 
 
 def stand(points: Points, record: RunRecord | None, asked: StandingQuery) -> Standing:
-    """How the run of these points stands, not fitted yet (`Standing.fitted`).
+    """Return the status of the run of these points, not fitted yet (`Standing.fitted`).
 
-    Of a run folder the last lines of steps.jsonl and samples.jsonl are read, and whether the run has ended.
+    From a run folder it reads the last lines of steps.jsonl and samples.jsonl, and whether the run has ended.
 
     Raises:
-        InputError: one of these cannot be read.
+        InputError: one of these files cannot be read.
     """
     path = record.path if record is not None else Path(points.source)
     own = record is not None and (path / "evals.jsonl").is_file()

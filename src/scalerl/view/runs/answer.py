@@ -1,4 +1,4 @@
-"""The sentence that a page begins with: what a run will reach, or why that is not known yet."""
+"""The first sentence of a page: what a run will reach, or why that is not known yet."""
 
 import math
 
@@ -16,9 +16,9 @@ from scalerl.view.runs.groups import grouped
 
 Named = list[tuple[str, str]]
 MOST = 6
-"""Runs and recipes that are answered for in sentences; the tables have all."""
+"""Number of runs and recipes with answers in sentences; the tables have all."""
 _WORDS = {"go": "yes", "no-go": "no"}
-"""How a sentence answers, by the verdict."""
+"""The answer in a sentence, by the verdict."""
 
 
 def sentence_of(view: RunsView) -> str:
@@ -76,7 +76,7 @@ def _recipe_chance(view: RunsView, group: RunGroup, target: float) -> float:
 
 
 def _answer(view: RunsView, group: RunGroup) -> str:
-    """Return what a recipe is forecast to reach over its seeds, in one clause; of one run what it is."""
+    """Return the forecast of a recipe over its seeds in one clause; for a single run, its own answer."""
     if group.draws is None:
         missing = "Not answered over its seeds, as not each has a curve: the table has them."
         longest = max(group.runs, key=lambda run: run.compute)
@@ -91,13 +91,13 @@ def _answer(view: RunsView, group: RunGroup) -> str:
 
 
 def _only_fit(group: RunGroup) -> Fit | None:
-    """Return the fit of a recipe of one run, and of copies of it; None where a run has none."""
+    """Return the fit of a recipe with one run, or copies of one; None otherwise, or if a run has no fit."""
     fits = group.fits
     return fits[0] if len(fits) == 1 and all(run.fit for run in group.runs) else None
 
 
 def _moved(pair: Pair) -> str:
-    """Return what is claimed of a recipe in a few words; the numbers stand below."""
+    """Return the claims about a recipe in a few words, without numbers."""
     made = [claim.verdict for claim in pair.claims.values() if is_made(claim)]
     if made:
         return f"{pair.recipe} {' and '.join(made)}"
@@ -106,7 +106,7 @@ def _moved(pair: Pair) -> str:
 
 
 def answers_of(view: RunsView) -> list[tuple[str, Named, str]]:
-    """Return what is said of each of several runs, and of the recipes that are compared."""
+    """Return the answers for each of several runs, and for the compared recipes."""
     found: list[tuple[str, Named, str]] = []
     if len(view.runs) > 1 and view.target is not None:
         groups = view.recipe_groups
@@ -122,13 +122,13 @@ def answers_of(view: RunsView) -> list[tuple[str, Named, str]]:
 
 
 def and_more(total: int, what: str) -> Named:
-    """Return the last item of a list that has the first `MOST` of `total`; none where those are all."""
+    """Return a last item that counts the rest after the first `MOST` of `total`; empty if there is none."""
     left = total - MOST
     return [("And more.", f"{left} further {what}: the tables have them.")] if left > 0 else []
 
 
 def plain_pair(pair: Pair) -> str:
-    """Return what is shown of a pair in one sentence without statistics: the table has these.
+    """Return the result for a pair in one sentence without statistics, which the table has.
 
     `No difference shown yet (lower by 0.013 ± 0.041 at the compute seen); about 27 seeds of each would
     show it.`
@@ -137,7 +137,7 @@ def plain_pair(pair: Pair) -> str:
     made = [_shown(claim, difference) for claim, difference in claims if is_made(claim)]
     if made:
         return f"A difference is shown: {'; '.join(made)}."
-    # What was measured says more than a curve through it.
+    # A measured difference is stronger evidence than one between curves.
     name, where = ("measured", "as measured") if pair.measured else ("pass_rate_seen", "at the compute seen")
     claim, difference = pair.claims[name], pair.differences.get(name)
     by = "" if difference is None else f" ({_by(difference)} {where})"
@@ -148,7 +148,7 @@ def plain_pair(pair: Pair) -> str:
 
 
 def _shown(claim: Claim, difference: Difference | None) -> str:
-    """`lower at the compute seen, by 0.096 ± 0.029`; `reaches three quarters of its own gain sooner`."""
+    """Return a claim in words: `lower at the compute seen, by 0.096 ± 0.029`."""
     text = claim.verdict.replace("reaches it", "reaches three quarters of its own gain")
     is_rate = difference is not None and difference.kind == "difference"
     return f"{text}, by {_by(difference).partition(' by ')[2]}" if difference and is_rate else text
@@ -161,7 +161,7 @@ def _by(difference: Difference) -> str:
 
 
 def run_answer(view: RunsView, run: ShownRun) -> str:
-    """Return whether a run reaches the target, or what it is forecast to reach, or why that is not known."""
+    """Return whether a run reaches the target, or its forecast, or why that is not known."""
     fit = run.fit
     if fit is None:
         return f"No curve is fitted: {run.reason}."
@@ -188,7 +188,7 @@ def run_answer(view: RunsView, run: ShownRun) -> str:
 def more_text(fit: Fit, end: float, unit: Unit) -> str:
     """Return how much more compute would identify the ceiling, `About 20 more GPU-hours would identify it.`
 
-    Empty where that is beyond the compute `end`, or not expected.
+    Empty if that is beyond the compute `end`, or not expected.
     """
     needed, spent = fit.compute_to_identify, float(fit.points.compute_N[-1])
     if needed is None or not spent < needed <= end:
@@ -203,7 +203,7 @@ def _question(view: RunsView) -> str:
 
 
 def _frozen(run: ShownRun) -> str:
-    """The forecast that was frozen, once its outcome is known."""
+    """Return the sentence on the frozen forecast if its outcome is known; else empty."""
     if run.frozen is None:
         return ""
     outcome = run.outcome(run.frozen)

@@ -30,7 +30,7 @@ _CURVE = (
 
 
 def run_sections(run: ShownRun, end: float) -> list[PageSection]:
-    """Return what `scalerl fit` prints of a run, forecast at `end`, and the rest that its folder has."""
+    """Return the rows of `scalerl fit` for a run, with a forecast at `end`, and the rest of its folder."""
     fits = [PagePart(text=f"No fit: {run.reason}.")]
     if run.fit is not None:
         fits = [PagePart(rows=fit_rows(run.fit, [end]), note=_CURVE)]
@@ -59,7 +59,7 @@ def run_sections(run: ShownRun, end: float) -> list[PageSection]:
 
 
 def _completions(run: RunRecord) -> list[PagePart]:
-    """The completions kept of the newest evaluation, and of the oldest."""
+    """Return the kept completions of the newest and the oldest evaluation."""
     by_step: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for sample in run.samples():
         if sample.get("source") == "evaluation":
@@ -115,10 +115,10 @@ def _health_note(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def strata_table(evaluations: Sequence[Mapping[str, Any]], label: str = "stratum") -> Table | None:
-    """Pass rate by stratum of the held-out prompts, at the first and the last line of eval_prompts.jsonl.
+    """Return pass rates by stratum of the held-out prompts, in the first and last line of eval_prompts.jsonl.
 
-    The stratum of a prompt is its id up to the last slash: `chain/7/123` belongs to `chain/7`. None with
-    fewer than two strata, or fewer than two evaluations of one prompt set.
+    The stratum of a prompt is its id up to the last slash: `chain/7/123` belongs to `chain/7`. None if there
+    are fewer than two strata, or fewer than two evaluations, or they have different prompts.
     """
     evaluations = [line for line in evaluations if is_whole(line)]
     if len(evaluations) < 2 or evaluations[0]["prompt_set"] != evaluations[-1]["prompt_set"]:
@@ -153,7 +153,7 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 
 
 def task_table(view: RunsView) -> Table | None:
-    """Return a line for each task of a mixture and each suite of a run alone; None where there are none."""
+    """Return a row for each task and each suite of a single run; None if there are none."""
     run = view.runs[0].record if len(view.runs) == 1 else None
     if run is None or run.task:
         return None

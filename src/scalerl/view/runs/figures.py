@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_POINTS = 2400
-"""Evaluations that are drawn in one figure, all runs together; more are thinned."""
+"""Most evaluations drawn in one figure, of all runs together; more are thinned."""
 _APART, _MOST_PANELS, _COLUMNS = 6, 24, 4
-"""Curves in one frame; panels, each with one curve beside the first; and panels in a row."""
+"""Most curves in one frame; most panels, each with one curve beside the first; and panels in a row."""
 _LARGEST_LOG = 600.0
 _F = "F = C_mid^B / ((A − R_0) / (R_C − R_0) − 1)\nR_C: pass rate at compute C; B by least squares"
 _DECADES = 0.7
-"""How far the linearised plot reaches beyond its lines: evaluations near A scatter without bound."""
+"""Decades that the linearised plot extends beyond its lines, as evaluations near A scatter without bound."""
 
 
 def run_figure(
@@ -62,9 +62,9 @@ def run_figure(
     budget: float | None = None,
     target: float | None = None,
 ) -> Figure:
-    """Return the figure of a run, on a linear and a logarithmic axis, with a budget and a target marked.
+    """Return the figure of a run on a linear and a logarithmic axis, with a budget and a target marked.
 
-    With `frozen`, a forecast on the axis of the run, its own curve and band are drawn as they were stored.
+    With `frozen`, a forecast on the axis of the run, the stored curve and band of the forecast are drawn.
     """
     points, fit = run.points, run.fit
     if frozen is not None and frozen.axis != points.axis:
@@ -116,7 +116,7 @@ def run_figure(
 
 
 def _ceiling(run: ShownRun, frozen: FrozenForecast | None) -> tuple[float, str]:
-    """The median of A, and in words its interval and what it rests on; NaN where it is withheld."""
+    """Return the median of A (NaN if withheld), and in words its interval and its basis."""
     sound = run.part or (run.fit if run.fit is not None and run.fit.misfit is None else None)
     if sound is not None:
         return sound.median.A, f"{ceiling_text(sound.to_json())}{' (part fitted)' if run.part else ''}"
@@ -128,8 +128,8 @@ def write_figures(view: RunsView, path: Path) -> list[Path]:
     """Write the first of `runs_figures` to the file `path`, or all of them in all formats to a folder.
 
     Raises:
-        InputError: `path` is of another format, or no run has an evaluation after compute 0.
-        WriteError: the disk does not take a file.
+        InputError: the format of `path` is unknown, or no run has an evaluation after compute 0.
+        WriteError: a file cannot be written.
     """
     if path.suffix and not path.is_dir():
         return [save_figure(next(iter(runs_figures(view).values())), path)]
@@ -142,7 +142,7 @@ def write_figures(view: RunsView, path: Path) -> list[Path]:
 
 
 def runs_figures(view: RunsView) -> dict[str, Figure]:
-    """The figures by name: the run, or runs over one another; and the linearised curves where a run has one.
+    """Return the figures by name: the run, or runs in one frame; and the linearised curves if there are any.
 
     Raises:
         InputError: no run has an evaluation after compute 0.
@@ -150,7 +150,7 @@ def runs_figures(view: RunsView) -> dict[str, Figure]:
     curves = drawn_groups(view.recipe_groups, view.budget or 0.0, view.level)
     if len(view.runs) == 1:
         (run,) = view.runs
-        # As the sentence of the page: what is asked anew is answered by the fit.
+        # As in the sentence of the page, a new question is answered by the fit, not by the frozen forecast.
         anew = view.budget is not None or view.target is not None or view.max_compute < math.inf
         frozen = None if anew else run.frozen
         first = {"run": run_figure(run, frozen, view.budget, view.target)}
@@ -163,7 +163,7 @@ def runs_figures(view: RunsView) -> dict[str, Figure]:
 
 
 def drawn_groups(groups: Sequence[RunGroup], end: float, level: float) -> list[DrawnCurve]:
-    """Return groups of runs as they are drawn, up to `end` or as far as they reach."""
+    """Return groups of runs as drawn curves, up to `end` or as far as the runs reach."""
     names = short_names([group.name for group in groups])
     most = max(_MOST_POINTS // max(sum(len(group.runs) for group in groups), 1), 6)
     found = []
@@ -178,7 +178,7 @@ def drawn_groups(groups: Sequence[RunGroup], end: float, level: float) -> list[D
 
 
 def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure, str] | None:
-    """The paper's linearised plot, by the least-squares curve of every run; None where no run has one."""
+    """Return the paper's linearised plot, by the least-squares curve of every run; None if no run has one."""
     known = ((one, tuple(run for run in one.runs if run.fit and not run.fit.misfit)) for one in curves)
     curves = [replace(one, runs=runs) for one, runs in known if runs]
     every = [fit for one in curves for fit in one.curves]
@@ -199,7 +199,7 @@ def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure,
         axes.plot([], [], color=colour, ls=dashes, label=named)
         axes.set_yscale("log")
         axes.set_ylim(low, high)
-        # Not $10^3$: dollar signs are plain text here, as a run's name may contain them.
+        # Not $10^3$, as dollar signs are plain text here: a run's name may contain them.
         raised = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
         axes.yaxis.set_major_formatter(
             lambda F, _: f"10{f'{math.log10(F):.0f}'.translate(raised)}" if F > 0 else ""
@@ -218,9 +218,9 @@ def linearised_figure(curves: Sequence[DrawnCurve], unit: Unit) -> tuple[Figure,
 
 
 def linear_points(points: Points, curve: Curve, size: float = 1.0) -> tuple[np.ndarray, np.ndarray, int]:
-    """Compute and F of the evaluations that have one, and how many after step 0 have none.
+    """Return compute and F of the evaluations with a value of F, and the number after step 0 without one.
 
-    C_mid of F is in units of `size`: its power is a number then, on an axis of FLOPs too.
+    C_mid in F is in units of `size`, so that its power does not overflow even on an axis of FLOPs.
     """
     after = points.select(points.compute_N > 0)
     F_N = linearised(after, curve, size)
@@ -229,13 +229,13 @@ def linear_points(points: Points, curve: Curve, size: float = 1.0) -> tuple[np.n
 
 
 def _line(fit: Fit, size: float) -> tuple[np.ndarray, np.ndarray]:
-    """The line of a run, from its first evaluation after step 0 to its last."""
+    """Return the ends of the line of a run, at its first evaluation after step 0 and at its last."""
     ends = fit.points.compute_N[fit.points.compute_N > 0][[0, -1]]
     return ends, _power(fit.paper_curve.B, ends / size)
 
 
 def _power(B: float, compute: np.ndarray | float) -> np.ndarray:
-    """C^B, kept where it is a number: that of a steep curve in small units is not."""
+    """Return C^B, clipped, as it overflows for a steep curve in small units."""
     return np.exp(np.clip(B * np.log(compute), -_LARGEST_LOG, _LARGEST_LOG))
 
 
@@ -247,10 +247,10 @@ def framed(
     label: str = RATE,
     panel: Callable[[Axes, DrawnCurve], None] = draw,
 ) -> Figure:
-    """Pass rate against compute, all curves in one frame, with a budget and a target marked.
+    """Return pass rate against compute, with all curves in one frame, and a budget and a target marked.
 
-    Too many for that have a panel each, beside the first; a crowd is grey. `label` and `panel` draw another
-    quantity than the pass rate.
+    Too many curves for one frame have a panel each, beside the first one; too many for panels are all grey.
+    `label` and `panel` draw another quantity than the pass rate.
     """
     compute_N = np.concatenate([run.used.compute_N for one in curves for run in one.runs])
     limits = compute_N[compute_N > 0].min() / 1.25, max(compute_N.max(), budget or 0.0) * 1.12
@@ -295,7 +295,7 @@ def _mark(axes: Axes, unit: Unit, budget: float | None, target: float | None) ->
 
 
 def _compute_axis(axes: Axes, unit: Unit, limits: tuple[float, float], log: bool = False) -> None:
-    """Round ticks in a unit that keeps them short, on axes whose data stay in the unit of the fit."""
+    """Set round ticks in a unit that keeps them short; the data stay in the unit of the fit."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     if log:
@@ -310,7 +310,7 @@ def _compute_axis(axes: Axes, unit: Unit, limits: tuple[float, float], log: bool
 
 
 def _finish(figure: Figure, key: tuple[list[Any], list[str]], x_label: str, y_label: str) -> None:
-    """Name the axes, and add the key below the frames, where it covers nothing."""
+    """Label the axes, and add the key below the frames, where it covers nothing."""
     below = 0.45 + 0.19 * math.ceil(len(key[1]) / 2)
     height = figure.get_figheight() + below
     figure.set_figheight(height)

@@ -1,4 +1,4 @@
-"""Several runs that are shown together: their options, their comparison, and what was assumed."""
+"""Runs that are shown together: their options, their comparison, and the assumptions."""
 
 import functools
 import itertools
@@ -34,7 +34,7 @@ _AXES = {
 
 @dataclass(frozen=True)
 class RunsView:
-    """Runs on one compute axis, each fitted or with the reason why not, and how their recipes compare."""
+    """Runs on one compute axis, each with a fit or the reason for none, and their recipes' comparison."""
 
     runs: tuple[ShownRun, ...]
     level: float = 0.95
@@ -46,12 +46,12 @@ class RunsView:
     min_compute: float = 0.0
     max_compute: float = math.inf
     recipes: Mapping[str, Sequence[ShownRun]] = field(default_factory=dict)
-    """The runs of every recipe that is compared, all runs together; empty where nothing is."""
+    """The runs of every compared recipe, together all runs; empty if nothing is compared."""
     comparison: Comparison | None = None
     not_compared: str = ""
     """Why nothing is compared, in a sentence."""
     price: float | None = None
-    """Dollars per GPU-hour, of the axis `dollars`."""
+    """Dollars per GPU-hour, for the axis `dollars`."""
 
     @property
     def axis(self) -> str:
@@ -60,7 +60,7 @@ class RunsView:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """What the pass rates are: one metric, or several that the user named."""
+        """The metrics behind the pass rates: one, or several that the user named."""
         return tuple(dict.fromkeys(replace(run.points.metric, others=()) for run in self.runs))
 
     @property
@@ -71,17 +71,17 @@ class RunsView:
 
     @property
     def spent(self) -> float:
-        """The largest compute of a run so far, as far as it is fitted (`max_compute`)."""
+        """The largest compute of a run so far, up to `max_compute`."""
         return max(float(run.used.compute_N.max(initial=0.0)) for run in self.runs)
 
     @property
     def end(self) -> float:
-        """Compute that is forecast: the budget, that of all runs, or twice the compute so far."""
+        """Compute of the forecast: the budget, the common budget of all runs, or twice the compute so far."""
         return self._end[0]
 
     @property
     def where(self) -> str:
-        """Text that says what `end` is: the budget, or twice the compute so far."""
+        """The meaning of `end` as text."""
         return self._end[1]
 
     @functools.cached_property
@@ -101,12 +101,12 @@ class RunsView:
 
     @functools.cached_property
     def recipe_groups(self) -> list[RunGroup]:
-        """The runs by recipe, as they are compared."""
+        """The runs grouped by recipe, as in the comparison."""
         return with_draws(self.recipes) if self.recipes else recipe_groups(self.runs)
 
     @functools.cached_property
     def parts(self) -> dict[str, ShownRun]:
-        """Tasks and suites of a run that is alone on the page, by name, each with its own curve."""
+        """Tasks and suites of a single run, by name, each with its own curve."""
         run, record = self.runs[0], self.runs[0].record
         if len(self.runs) > 1 or record is None or record.task:
             return {}
@@ -116,7 +116,7 @@ class RunsView:
 
     @property
     def tasks(self) -> list[ShownRun]:
-        """Those of the parts that are tasks, which are drawn beside the run."""
+        """The parts that are tasks, which are drawn beside the run."""
         return [run for run in self.parts.values() if run.record and run.record.task in run.record.tasks]
 
     @property
@@ -132,7 +132,7 @@ def compared(
     base: str | None = None,
     budget: float | None = None,
 ) -> RunsView:
-    """Return the view with its recipes compared with `base`, the first; or with why nothing is compared.
+    """Return the view with its recipes compared with `base`, by default the first, or with why none is.
 
     Raises:
         InputError: there is no recipe `base`, or the fits cannot be compared.
@@ -168,15 +168,15 @@ def compared(
 
 
 MOST_PARTS = 20
-"""Tasks and suites that are fitted, as each fit takes a part of a second."""
+"""Most tasks and suites that are fitted, as each fit takes a fraction of a second."""
 
 
 def parts_of(
     run: ShownRun, names: Iterable[str], price: float | None = None, **options: Any
 ) -> dict[str, ShownRun]:
-    """Return tasks and suites of a run by name, each fitted by itself; without those not on record.
+    """Return tasks and suites of a run by name, each with its own fit, without unrecorded ones.
 
-    A pass rate before training that is given (`r0`) is that of all tasks together: theirs is measured.
+    A number given as `r0` is ignored here, as it is the pass rate of all tasks together.
 
     Raises:
         InputError: an option is not valid.
@@ -188,7 +188,7 @@ def parts_of(
         try:
             record = of_task(run.record, name)
             points = Points.from_record(record, run.points.axis, price)
-        except InputError:  # a line of the record that is damaged: the answer is of all the rest
+        except InputError:  # a damaged line of the record must not spoil the other answers
             continue
         part = ShownRun(f"{name} (task)" if name == run.name else name, points, record)
         found[name] = part.fitted_with(**options)
@@ -224,7 +224,7 @@ def assumptions(view: RunsView) -> list[str]:
 
 
 def _compute(view: RunsView) -> str:
-    """Define compute in a sentence: once for all runs, or for each what it consists of."""
+    """Define compute in a sentence, once for all runs, or once for each meaning."""
     by_meaning = grouped((run.name, _meaning(run, view.axis)) for run in view.runs)
     if len(by_meaning) == 1:
         return f"Compute is {next(iter(by_meaning))}."
@@ -233,7 +233,7 @@ def _compute(view: RunsView) -> str:
 
 
 def _meaning(run: ShownRun, axis: str) -> str:
-    """Return what the compute of a run is: our own counters, what a log has, or a column of a table."""
+    """Return the meaning of a run's compute: our own counters, those of a log, or a column of a table."""
     if run.record is None:
         return f"the column {axis} of the table"
     if not imported(run.record) or axis == "steps":
@@ -253,7 +253,7 @@ START = {
 
 
 def _starts(view: RunsView) -> list[str]:
-    """Return where the pass rate before training comes from: a sentence for all runs, or for each source."""
+    """Return the source of the pass rate before training, in one sentence for all runs or one per source."""
     by_source = grouped((run.name, run.fit.r0_source) for run in view.runs if run.fit is not None)
     about = "R_0, the pass rate before training, is"
     if len(by_source) == 1:
@@ -264,7 +264,7 @@ def _starts(view: RunsView) -> list[str]:
 
 
 def taken(run: ShownRun) -> str:
-    """Return what the metrics of another trainer's log were taken for; empty for other runs."""
+    """Return how the metrics of another trainer's log were interpreted; empty for other runs."""
     config = run.record.config if run.record is not None else {}
     if not (said := as_mapping(config.get("taken"))):
         return ""

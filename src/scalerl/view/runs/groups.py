@@ -1,6 +1,6 @@
 """Runs of a chart in groups: by recipe, and by every key in which their recipes differ, with mean curves.
 
-The mean curve of a group is that of its recipe over seeds, their variance included, as `compare` draws it.
+The mean curve of a group is that of its recipe over seeds, including their variance, as in `compare`.
 """
 
 import functools
@@ -19,9 +19,9 @@ from scalerl.view.facts.shown import RunGroup, ShownRun
 
 T = TypeVar("T")
 _MOST_KEYS = 40
-"""Keys of recipes that are kept of every run, to filter by."""
+"""Most keys of recipes that are kept for every run, for filters."""
 _MOST_DRAWN = 300
-"""Runs times groupings up to which groups have mean curves, which take 20 ms a run."""
+"""Most runs times groupings for which groups have mean curves, which take 20 ms per run."""
 
 
 def recipe_groups(runs: Sequence[ShownRun]) -> list[RunGroup]:
@@ -33,9 +33,9 @@ def recipe_groups(runs: Sequence[ShownRun]) -> list[RunGroup]:
 def groupings(
     runs: Sequence[ShownRun], first: Sequence[RunGroup]
 ) -> Iterator[tuple[str, Sequence[RunGroup]]]:
-    """Yield every way to group the runs of a chart, by its name; the one by recipe, `first`, comes first.
+    """Yield every way to group the runs of a chart, with its name; that by recipe, `first`, comes first.
 
-    A key of the recipe is left out where it groups the runs as one before it does, or has another value for
+    A key of the recipe is left out if it groups the runs like an earlier one, or has a different value for
     every run.
     """
     yield "recipe", first
@@ -58,7 +58,7 @@ def recipe_values(runs: Sequence[ShownRun]) -> dict[str, list[str]]:
 
 
 def recipe_of(record: RunRecord | None) -> dict[str, str]:
-    """Return the recipe of a run as dotted keys and texts; of a foreign run its trainer's configuration."""
+    """Return the recipe of a run as dotted keys and texts; for a foreign run, its trainer's configuration."""
     config = record.config if record is not None else {}
     tree = as_mapping(config.get("recipe")) or as_mapping(config.get("trainer_config"))
     try:
@@ -72,7 +72,7 @@ def recipe_of(record: RunRecord | None) -> dict[str, str]:
 
 
 def grouped(pairs: Iterable[tuple[T, str]]) -> dict[str, list[T]]:
-    """Return what comes with every text, from pairs of (value, text)."""
+    """Group pairs of (value, text) by text."""
     found: dict[str, list[T]] = {}
     for value, text in pairs:
         found.setdefault(text, []).append(value)
@@ -80,9 +80,9 @@ def grouped(pairs: Iterable[tuple[T, str]]) -> dict[str, list[T]]:
 
 
 def with_draws(recipes: Mapping[str, Sequence[ShownRun]], drawn: bool = True) -> list[RunGroup]:
-    """Return groups by their names, with the mean curves of those of several runs, all described by a curve.
+    """Return groups by name, with mean curves for groups of several runs that are all described by a curve.
 
-    With `drawn` off no group has any.
+    With `drawn` off, no group has one.
     """
     groups = [RunGroup(name, tuple(members)) for name, members in recipes.items()]
     fits = {group.name: group.fits for group in groups if group.fits}

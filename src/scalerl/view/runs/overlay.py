@@ -1,8 +1,8 @@
 """Several runs in one chart, as the JSON that `scalerlChart` (scalerl/view/web/chart.js) draws.
 
 A run is fitted on one compute axis. On another axis the chart draws its curve along the run's clock: its
-evaluations have both computes, and between two of them it is linear. Beyond the last evaluation it goes on at
-the rate of the last two.
+evaluations have both computes, with linear interpolation between two of them. Beyond the last evaluation, the
+rate of the last two continues.
 """
 
 import math
@@ -27,11 +27,11 @@ from scalerl.view.runs.groups import groupings, recipe_groups, recipe_values
 from scalerl.view.runs.panels import logged
 
 MOST_DRAWN = 4000
-"""Evaluations that a chart draws in all: beyond that a browser becomes slow."""
+"""Most evaluations that a chart draws in total: with more, a browser becomes slow."""
 _FEWEST_DRAWN, _MOST_OF_ONE = 40, 1200
-"""The bounds of what is drawn of one run."""
+"""The bounds on the evaluations drawn per run."""
 _PLACES_OF_MANY, _MANY = 31, 24
-"""Computes at which a curve is drawn with more than `_MANY` runs."""
+"""Computes of a drawn curve if there are more than `_MANY` runs."""
 
 
 def overlay(
@@ -46,41 +46,41 @@ def overlay(
 
     Args:
         runs: all on one compute axis.
-        budget: compute on that axis that is marked, and to which curves are drawn; by default a curve ends
-            with its run, or at the run's own budget.
-        target: pass rate that is marked.
-        groups: the runs by recipe; by default those of one recipe in config.json are a group.
-        tasks: tasks of the mixture of a run alone, drawn thin beside it.
+        budget: compute on that axis to mark, up to which curves are drawn; by default a curve ends at the
+            run's own budget, else at twice its compute.
+        target: pass rate to mark.
+        groups: the runs by recipe; by default, runs with the same recipe in config.json are a group.
+        tasks: tasks of the mixture of a single run, drawn thin beside it.
 
-    Returns an object with these keys. Compute is on the axis of all fits, but for `runs[].compute`, which has
-    that of every axis; an interval is [low, high]:
+    Returns an object with these keys. Compute is on the axis of all fits, except for `runs[].compute`, which
+    has every axis; an interval is [low, high]:
         axis                  the axis of all fits, on which the chart opens
-        axes[].{key, label, size}   every axis that a run has: `shown = compute / size` in units of `label`
+        axes[].{key, label, size}   every axis of any run: `shown = compute / size` in units of `label`
         budget, target        as given
         end                   compute to which the chart extends: the budget, or twice the compute so far
-        thinned               whether fewer evaluations are drawn than there are
-        metrics               names of all metrics that were logged, to be drawn below
+        thinned               whether some evaluations are not drawn
+        metrics               names of all logged metrics, to be drawn below
         groupings[].by        "recipe", or a key in which the recipes of runs differ
         groupings[].groups[].{name, runs, fit}    a group, the names of its runs, and its mean curve: None, or
-                              as the `fit` of a run, of which it has A, identified, window and curve
+                              like the `fit` of a run, with A, identified, window and curve
         runs[].name, .reason  as given; the tasks come last
-        runs[].key            what a browser keeps the name that is given to it by
+        runs[].key            key under which a browser stores the name that a user gives it
         runs[].task           whether it is a task of the run
         runs[].recipe         the values of the keys in which recipes differ, as texts
-        runs[].logged         {step, values: {METRIC: [...]}}: means over blocks; of a table with its compute
-        runs[].evaluations    how many there are
-        runs[].compute.AXIS   compute of every evaluation that is drawn, for the axes of this run
-        runs[].pass_rate, .noise, .step, .used    of each of them; noise is one sd or None, step may be None,
-                              and used says if the fit is of it
+        runs[].logged         {step, values: {METRIC: [...]}}: means over blocks; for a table also compute
+        runs[].evaluations    number of evaluations
+        runs[].compute.AXIS   compute of every drawn evaluation, for the axes of this run
+        runs[].pass_rate, .noise, .step, .used    of each drawn evaluation; noise is one sd or None, step may
+                              be None, and used says if it is part of the fit
         runs[].known          the ceiling that was known before the run, or None
         runs[].fit            None without a fit, else:
-            .A                [median, low, high]; None where it is withheld
-            .identified, .misfit    the ceiling in words; misfit is empty where a curve fits
-            .change           where no curve describes the run any more, or None
-            .window           interval of the compute that was fitted
-            .curve            {compute, line, low, high}: the median of the mean curve, and the interval; of
-                              the part that holds where there is a misfit, None where there is no such part
-        runs[].forecasts[]    those frozen during the run, their compute on an axis of their own:
+            .A                [median, low, high]; None if withheld
+            .identified, .misfit    whether A is identified; the misfit in words, empty if a curve fits
+            .change           compute from which no curve describes the run any more, or None
+            .window           interval of the fitted compute
+            .curve            {compute, line, low, high}: the median of the mean curve, and the interval; for
+                              a misfit, those of the part that holds, or None if there is no such part
+        runs[].forecasts[]    forecasts frozen during the run, with compute on their own axis:
             .axis, .step, .made, .target    when it was made, and for which compute
             .median, .interval  of one evaluation at the target
             .measured, .outcome    the pass rate at the target; "inside", "outside" or "not measured"
@@ -102,7 +102,7 @@ def overlay(
     mixed = [one for one in HOURS if mixed_devices(named, one)]
     clocks = [{one: clock_N for one, clock_N in _clocks(run).items() if one not in mixed} for run in drawn]
     spent = max(run.compute for run in runs)
-    # To the budget of the chart or of the run, else to twice its own compute.
+    # Up to the budget of the chart or of the run, else to twice its own compute.
     budgets = [run.budget if budget is None else budget for run in drawn]
     ends = [own if own > 0 else 2 * run.compute for run, own in zip(drawn, budgets, strict=True)]
     fits = [run.fit for run in runs if run.fit is not None]
@@ -162,7 +162,7 @@ def _units(
     found = []
     for name in dict.fromkeys(name for clock in clocks for name in (axis, *clock)):
         largest = max(float(clock[name].max(initial=0.0)) for clock in clocks if name in clock)
-        of_one = is_of_one_device(record, name)  # all alike: an axis on which they differ is left out
+        of_one = is_of_one_device(record, name)  # the same for all, as axes on which they differ are left out
         unit = unit_for(name, max(largest, end if name == axis else 0.0), of_one)
         found.append({"key": name, "label": unit.name, "size": unit.size})
     return found
@@ -172,7 +172,7 @@ def _run(run: ShownRun, clocks: dict[str, np.ndarray], end: float, most: int, pl
     points, fit = run.points, run.fit
     order_N = np.argsort(points.compute_N, kind="stable")
     chosen = order_N[thin(points.pass_rate_N[order_N], most)]
-    # Repeats of a compute are fitted all, or none.
+    # Evaluations at the same compute are either all fitted or none.
     used_N = np.isin(points.compute_N, () if fit is None else fit.points.compute_N)
     return {
         "name": run.name,
@@ -240,7 +240,7 @@ def _forecasts(record: RunRecord, clocks: dict[str, np.ndarray], places: int) ->
 
 
 def _thinned(band: Band, most: int) -> Band:
-    """Return the stored curve of a forecast, thinned to as many computes as that of a fit."""
+    """Return the stored curve of a forecast, thinned to `most` computes."""
     count = len(band.compute_M)
     chosen = np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
     return Band(band.compute_M[chosen], band.median_M[chosen], band.lo_M[chosen], band.hi_M[chosen])

@@ -1,7 +1,7 @@
-"""The page of one run or several: all it says is gathered here, and laid out by `scalerl.view.document`.
+"""The page of one run or several: its content is gathered here, and laid out by `scalerl.view.document`.
 
 write_report(run)       report.html in the folder of one run
-runs_document(view)     of one or several
+runs_document(view)     the page of one run or several
 """
 
 import math
@@ -29,24 +29,24 @@ from scalerl.view.runs.tables import runs_tables
 
 
 def write_report(run: RunRecord | str | Path, out: Path | None = None, *, level: float = 0.95) -> Path:
-    """Write the page of one run, whole or not at all, and return where it is.
+    """Write the page of one run atomically, and return its path.
 
     Args:
         run: the record, or the path of its folder.
-        out: the file to write; by default report.html in the run folder.
-        level: of the intervals.
+        out: the file to write; defaults to report.html in the run folder.
+        level: level of the intervals.
 
     Raises:
         InputError: the folder cannot be read, or the counters behind the compute axis are missing.
-        CannotAnswerError: the run holds no evaluation.
-        WriteError: the disk does not take the page.
+        CannotAnswerError: the run has no evaluation.
+        WriteError: the page cannot be written.
     """
     record = run if isinstance(run, RunRecord) else RunRecord.read(run)
     return write_text(out or record.path / "report.html", report_html(record, level=level))
 
 
 def report_html(run: RunRecord, fit: Fit | None = None, *, level: float = 0.95) -> str:
-    """Return the page of one run as text; the same for the same input. `level` is that of a fit made here.
+    """Return the page of one run as text, equal for equal input; `level` is for a fit made here.
 
     Raises:
         CannotAnswerError: the run holds no evaluation.
@@ -65,7 +65,7 @@ def runs_document(view: RunsView) -> Document:
     chart = overlay(
         view.runs, budget=view.budget, target=view.target, groups=view.recipe_groups, tasks=view.tasks
     )
-    # The outcome of the forecast that leads, which the sentence says: inside, outside, not-measured.
+    # The sentence gives the outcome of the leading forecast: inside, outside, not-measured.
     frozen = alone.frozen if alone and view.budget is None else None
     took = [(run.name, text) for run in view.runs if (text := taken(run))]
     granted = (
@@ -112,7 +112,7 @@ def _facts(view: RunsView) -> list[Pair]:
 
 
 def _chart_note(view: RunsView, chart: Mapping[str, Any]) -> str:
-    """Return the key to the signs that the chart has, and to no others."""
+    """Return a note that explains exactly the signs in the chart."""
     runs = chart["runs"][: len(view.runs)]  # tasks of a mixture come after
     fits = [run["fit"] for run in runs if run["fit"] is not None]
     bars = any(noise is not None for run in runs for noise in run["noise"])
@@ -142,7 +142,7 @@ def _chart_note(view: RunsView, chart: Mapping[str, Any]) -> str:
 
 
 def _cautions(view: RunsView) -> list[Pair]:
-    """Return what a reader must know before any number; of many runs, that of a few."""
+    """Return the facts that a reader must know before any number, at most a few of many runs."""
     found: list[Pair] = []
     for group in view.recipe_groups:
         seeds = group.fits
@@ -162,7 +162,7 @@ def _cautions(view: RunsView) -> list[Pair]:
 
 
 def _warnings(view: RunsView) -> list[Pair]:
-    """Return the warnings of reading and fitting, each once, with the runs that they are of."""
+    """Return the warnings of reading and fitting, each once, with the names of its runs."""
     said = []
     for run in view.runs:
         misfit = run.fit.misfit.why if run.fit is not None and run.fit.misfit else None

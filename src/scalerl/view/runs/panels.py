@@ -1,8 +1,8 @@
-"""What a run logged over its steps: health as small multiples (scalerl/view/web/start.js), and any metric.
+"""Metrics over the steps of a run: health as small multiples (scalerl/view/web/start.js), and any metric.
 
 A panel is {title, unit, x, lines[].{name, y, smooth}, marks[].{from, to, level},
 bounds[].{name, value}, zero}: y at every x, or a mean over blocks of steps; `smooth` says whether its running
-mean is drawn over it, and `marks` are the steps of alarms.
+mean is drawn too, and `marks` are the steps of alarms.
 """
 
 import math
@@ -24,20 +24,20 @@ Steps = Sequence[Mapping[str, Any]]
 _LONGEST_LINE = 400
 """Points drawn per line; a longer run is drawn in blocks of steps."""
 Values = Callable[[Steps], np.ndarray]
-"""A figure of every step, shape (n,); NaN where it is not known."""
+"""Computes a figure for every step, shape (n,), NaN where it is not known."""
 
 
 @dataclass(frozen=True)
 class Panel:
     """One small multiple.
 
-    `lines` are keys of the steps or functions of them, by name; a single line has none. Those of `largest`
-    show maxima or a stock: blocks of steps keep the largest, and nothing is smoothed.
+    `lines` are keys of the steps, or functions of them, by name; a single line has the name "". Lines in
+    `largest` show maxima or a stock: blocks of steps keep the largest value, and nothing is smoothed.
 
-    `scale` multiplies what is stored (100 for shares in per cent). The axis starts at zero, so that noise
-    is not blown up into a trend, unless values are negative or `from_zero` is off. `watched` are the figures
-    of the run's health whose alarms are marked here. A panel that shows the first of them is `bounded`: the
-    thresholds of that figure are drawn, if the values come near them.
+    `scale` multiplies the stored values (100 for shares in per cent). The axis starts at zero, so that noise
+    does not look like a trend, unless values are negative or `from_zero` is off. `watched` are the health
+    figures whose alarms are marked here. If the panel shows the first of them, it is `bounded`: that figure's
+    thresholds are drawn if the values come near them.
     """
 
     title: str
@@ -51,9 +51,9 @@ class Panel:
 
 
 def field(steps: Steps, key: str | Values) -> np.ndarray:
-    """Return the number under a key of every step, or by a function of them, (n,); NaN where there is none.
+    """Return the number under a key of every step, or by a function of the steps, (n,), NaN if missing.
 
-    `queue.verified` is that of the object `queue`.
+    The key `queue.verified` is the field `verified` of the object `queue`.
     """
     if not isinstance(key, str):
         return key(steps)
@@ -73,8 +73,8 @@ def failed_share(steps: Steps) -> np.ndarray:
 def tokens_per_second(steps: Steps) -> np.ndarray:
     """Return the tokens generated per second between consecutive steps, shape (n,); the first is NaN.
 
-    `tokens.generated` may be cumulative, as in evals.jsonl, or count one step: a counter that never falls
-    is taken as cumulative.
+    `tokens.generated` may be cumulative, as in evals.jsonl, or per step: a counter that never falls is
+    assumed to be cumulative.
     """
     tokens_N = field(steps, "tokens.generated")
     seconds_N = np.diff(field(steps, "time"), prepend=math.nan)
@@ -130,9 +130,9 @@ PANELS = (
 def step_panels(
     steps: Steps, alarms: Sequence[Alarm] = (), thresholds: Any = None, panels: Sequence[Panel] = PANELS
 ) -> list[dict[str, Any]]:
-    """Return the panels that hold more than zeros, with alarms, and with `thresholds` near the values.
+    """Return the panels that have values other than 0, with alarms, and thresholds if near the values.
 
-    `thresholds` are the recipe's `health`, as config.json has it.
+    `thresholds` is the recipe's table `health` from config.json.
     """
     step_N, limits = field(steps, "step"), as_mapping(thresholds)
     shown = [panel for panel in panels if _known_values(panel, steps).any()]
@@ -140,7 +140,7 @@ def step_panels(
 
 
 def always_zero(steps: Steps) -> list[str]:
-    """Return the figures that were logged and are 0 at every step: they have no panel, and are listed."""
+    """Return the names of logged figures that are 0 at every step: they are listed instead of drawn."""
     known = [(panel, _known_values(panel, steps)) for panel in PANELS]
     return [
         f"{panel.title.lower()} ({panel.unit})" for panel, values in known if values.size and not values.any()
@@ -153,7 +153,7 @@ def _known_values(panel: Panel, steps: Steps) -> np.ndarray:
 
 
 def in_blocks(values_N: np.ndarray, largest: bool = False, most: int = _LONGEST_LINE) -> np.ndarray:
-    """Return at most so many values: means (or maxima) over blocks of consecutive steps."""
+    """Return at most `most` values: means (or maxima) over blocks of consecutive steps."""
     size = math.ceil(values_N.size / most)
     if size <= 1:
         return values_N
@@ -174,7 +174,7 @@ def _panel(
             marks.append({"from": alarm.first - 0.5, "to": last + 0.5, "level": alarm.level})
     limits = as_mapping(thresholds.get(panel.watched[0])) if panel.bounded else {}
     bounds = [(name, as_float(limits.get(name)) * panel.scale) for name in ("warning", "alarm")]
-    # Those that are no farther from the values than the values reach.
+    # Thresholds are shown up to twice the largest value.
     most = 2 * float(known.max(initial=0.0))
     return {
         "title": panel.title,
@@ -200,16 +200,16 @@ _FIRST = ("reward_mean", "entropy", "mean_length", "truncated", "grad_norm", "lo
 _NO_METRIC = ("step", "time", "version", "skipped")
 _OF_EVALUATIONS = ("truncated", "failed", "entropy", "mean_length")
 _MOST = 150_000
-"""Values that a page holds, all runs and metrics together."""
+"""Most values in a page, of all runs and metrics together."""
 _FEWEST, _MOST_OF_ONE = 60, 400
-"""The bounds of the values of one metric of one run."""
+"""The bounds on the values of one metric of one run."""
 
 
 def logged(runs: Sequence[ShownRun]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the names of all metrics that runs logged, and what every run has.
+    """Return the names of all metrics that runs logged, and the values of every run.
 
-    Of a run that is {"step": [...], "values": {metric: [...]}}: means over blocks of steps, None between. Of
-    a table it has the "compute" of each, too, as steps may not be known.
+    A run has {"step": [...], "values": {metric: [...]}}: means over blocks of steps, None if missing. A table
+    also has the "compute" of each value, as steps may not be known.
     """
     columns = [_of_table(run.points) if run.record is None else _columns(run.record) for run in runs]
     names = {name for _, values in columns for name in values}
@@ -226,11 +226,11 @@ def logged(runs: Sequence[ShownRun]) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 Columns = dict[str, np.ndarray]
-"""Numbers by their names, each of shape (N,)."""
+"""Arrays of numbers by name, each of shape (N,)."""
 
 
 def _of_table(points: Points) -> tuple[Columns, Columns]:
-    """Return the clocks of the rows of a table, and its further columns."""
+    """Return step and compute of the rows of a table, and its further columns."""
     found = points.further
     if found is None:
         return {}, {}
@@ -239,7 +239,7 @@ def _of_table(points: Points) -> tuple[Columns, Columns]:
 
 
 def _columns(record: RunRecord) -> tuple[Columns, Columns]:
-    """Return the steps, and every number of theirs; those of evaluations where no step has any."""
+    """Return the steps and all of their numbers; if they have none, those of the evaluations."""
     rows = record.steps()
     step_N, columns = field(rows, "step"), {}
     for name in dict.fromkeys(name for row in rows for name in row if name not in _NO_METRIC):

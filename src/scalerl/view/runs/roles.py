@@ -1,4 +1,4 @@
-"""Who did what when: the ledger of the groups, what was sampled across updates, how busy the roles were."""
+"""The work over time: the fates of groups, sampling across weight updates, and how busy the roles were."""
 
 import functools
 import math
@@ -19,14 +19,14 @@ FATES = (
     ("failed", "left out: verification failed"),
     ("in_flight", "in flight at the end"),
 )
-"""What became of the groups, and how the page says it."""
+"""The fates of groups, and their names on the page."""
 _ROLES = (("generate", "generators"), ("train", "trainer"))
 
 
 def ledger_rows(steps: Steps, lost: Sequence[Mapping[str, Any]] = ()) -> Rows:
-    """Return the fates of all groups that were admitted; nothing where the steps hold no ledger.
+    """Return the fates of all admitted groups; empty if the steps have no ledger.
 
-    `lost` are the lines of lost.jsonl that say what a resumed run had cost in vain.
+    `lost` are the lines of lost.jsonl, which have the costs that a resumed run had lost.
     """
     last = as_mapping(steps[-1].get("ledger")) if steps else {}
     if not last:
@@ -45,14 +45,14 @@ def ledger_rows(steps: Steps, lost: Sequence[Mapping[str, Any]] = ()) -> Rows:
 
 
 def balances(ledger: Mapping[str, Any]) -> bool:
-    """Whether every admitted group is in just one place."""
+    """Whether every admitted group has exactly one fate."""
     return as_float(ledger.get("admitted")) == sum(as_float(ledger.get(name, 0)) for name, _ in FATES)
 
 
 def in_flight_rows(steps: Steps, recipe: Any = None) -> Rows:
-    """Rows (label, value) from the lines of steps.jsonl; nothing where they hold no staleness.
+    """Return rows about sampling across updates from the lines of steps.jsonl; empty without such figures.
 
-    Shares are means over all steps and over the last tenth of them. The largest staleness stands beside the
+    Shares are means over all steps and over the last tenth of them. The largest staleness is given with the
     one that the schedule of `recipe` allows.
     """
     shares = (
@@ -83,9 +83,9 @@ def _known(steps: Steps, key: str) -> np.ndarray:
 
 
 def role_rows(steps: Steps, apart: bool = True) -> Rows:
-    """How long each role worked and waited, all its processes together, and how fast they were at work.
+    """Return how long each role worked and waited, over all its processes, and its speed while working.
 
-    `apart`: generators have devices of their own.
+    `apart` says whether generators have devices of their own.
     """
     if not steps or not as_mapping(steps[-1].get("idle_seconds")):
         return []
@@ -111,7 +111,7 @@ def role_rows(steps: Steps, apart: bool = True) -> Rows:
 
 
 def role_panels(apart: bool = True) -> tuple[Panel, Panel]:
-    """Return the panels of how busy each role was, and of where the groups were."""
+    """Return the panels of how busy each role was, and of the groups in flight."""
     roles = {name: functools.partial(_busy, role=role, apart=apart) for role, name in _ROLES}
     places = ("generating", "generated", "verified")
     queues = {place: f"queue.{place}" for place in places}
@@ -129,16 +129,16 @@ def _busy(steps: Steps, role: str, apart: bool) -> np.ndarray:
 
 
 def _seconds(steps: Steps, role: str, apart: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Busy and idle seconds of a role until each step, and all that its processes had, of shape (n,).
+    """Return busy, idle and total seconds of a role's processes up to each step, each of shape (n,).
 
-    What trainers had is what all devices were held for, less the time of generators that are `apart` and of
-    devices that neither has: a resume may change their number, so that wall time does not give it.
+    The total of trainers is the time for which all devices were held, minus that of generators that are
+    `apart` and of devices that neither has; a resume may change their number, so wall time does not give it.
     """
     busy_N, idle_N = field(steps, f"device_seconds.{role}"), field(steps, f"idle_seconds.{role}")
     if role != "train":
         return busy_N, idle_N, busy_N + idle_N
     generate_N = field(steps, "device_seconds.generate")
-    others_N = np.nan_to_num(field(steps, "idle_seconds.apart"))  # which older runs did not count
+    others_N = np.nan_to_num(field(steps, "idle_seconds.apart"))  # older runs did not count these
     held_N = generate_N + busy_N + field(steps, "device_seconds.idle") - others_N
     generators_N = generate_N + field(steps, "idle_seconds.generate")
     return busy_N, idle_N, held_N - generators_N if apart else held_N

@@ -58,7 +58,7 @@ _HEALTH = (
 
 
 def runs_tables(view: RunsView) -> list[Table]:
-    """All tables that have something to say, in the order of the page."""
+    """Return all tables that are not empty, in the order of the page."""
     made = (
         curves_table(view),
         task_table(view),
@@ -70,7 +70,7 @@ def runs_tables(view: RunsView) -> list[Table]:
 
 
 def curves_table(view: RunsView) -> Table:
-    """One row per run: its curve, what is forecast at the budget, and the verdict on the target."""
+    """Return one row per run: its curve, its forecast at the budget, and the verdict on the target."""
     note = (
         f"Posterior medians with {percent(view.level)} intervals. A averages the families of curves, B and "
         "C_mid are for the log-logistic curve."
@@ -126,7 +126,7 @@ def _verdict_cell(fit: Fit, target: float, budget: float) -> Cell:
 
 
 def comparison_table(view: RunsView, found: Comparison) -> Table:
-    """One row per recipe against the base."""
+    """Return one row per recipe, compared with the base."""
     measured = [pair.measured_at for pair in found.pairs if pair.measured_at is not None]
     claimed = (
         {"measured": f"pass rate measured at {view.unit.show(measured[0])}, difference"} if measured else {}
@@ -154,7 +154,7 @@ def _mark(pair: Pair) -> Mark:
 
 
 def _how_to_compare(view: RunsView, found: Comparison, measured: bool) -> str:
-    """Return a note on the columns of the comparison, and which way they go."""
+    """Return a note on the columns of the comparison and their direction."""
     ends = {pair.crossing.within for pair in found.pairs if pair.crossing is not None}
     sought = "from the first evaluation to well beyond the last"
     if len(ends) == 1:
@@ -175,7 +175,7 @@ def _how_to_compare(view: RunsView, found: Comparison, measured: bool) -> str:
 def _pair_cells(
     view: RunsView, found: Comparison, pair: Pair, claimed: Mapping[str, str], asked: Mapping[str, str]
 ) -> Cells:
-    """Return the cells of a pair; the questions and quantities are headings by their names."""
+    """Return the cells of a pair; `claimed` and `asked` map questions and quantities to headings."""
     differences, crossing = pair.differences, pair.crossing
     cells = {f"against {found.base}": Cell(pair.recipe, found.counted(pair))}
     for name, heading in claimed.items():
@@ -188,7 +188,7 @@ def _pair_cells(
         if name == "pass_rate_seen":
             more.append(f"at {view.unit.show(pair.compute_seen)}")
         if claim.verdict == "not significant" and claim.p is not None and claim.p <= 1 - found.level:
-            # Why the interval excludes no difference.
+            # Explains an interval that excludes 0 beside a claim that is not significant after correction.
             more.append(f"p {p_value(claim.p)} alone, and corrected")
         cells[heading] = question_cell(difference, claim, "withheld", *more, claim.why)
     cells |= {heading: difference_cell(differences.get(name)) for name, heading in asked.items()}
@@ -196,7 +196,7 @@ def _pair_cells(
 
 
 def forecasts_table(view: RunsView) -> Table:
-    """One row per forecast that was frozen while a run went on."""
+    """Return one row per forecast that was frozen during a run."""
     found = []
     for run in view.runs:
         for forecast in frozen_forecasts(run.record) if run.record is not None else ():
@@ -205,7 +205,7 @@ def forecasts_table(view: RunsView) -> Table:
 
 
 def frozen_table(title: str, forecasts: Sequence[tuple[Mapping[str, str], FrozenForecast, Outcome]]) -> Table:
-    """Forecasts as they were frozen, beside what was measured; each with cells that say of which run."""
+    """Return frozen forecasts with their outcomes, each with the given cells that name its run."""
     rows = []
     for about, forecast, outcome in forecasts:
         step, target = forecast.made_at_step, forecast.target_compute
@@ -230,7 +230,7 @@ def frozen_table(title: str, forecasts: Sequence[tuple[Mapping[str, str], Frozen
 
 
 def _then(forecast: FrozenForecast) -> Cells:
-    """The curve behind a forecast; older ones stored neither medians nor all intervals."""
+    """Return the curve behind a forecast; older forecasts lack medians and some intervals."""
     medians, intervals = (as_mapping(forecast.fit.get(name)) for name in ("median", "intervals"))
     unit = unit_for(forecast.axis, forecast.target_compute)
     A, B, C_mid = (
@@ -243,7 +243,7 @@ def _then(forecast: FrozenForecast) -> Cells:
 
 
 def health_table(view: RunsView) -> Table:
-    """One row per run: alarms, and the health figures of its last evaluation that has them."""
+    """Return one row per run: alarms, and health figures of its last evaluation that has them."""
     rows, marks = [], list[Mark]()
     for run in view.runs:
         figures = {label: last_measured(run, name) for name, label in _HEALTH}
@@ -259,14 +259,14 @@ def health_table(view: RunsView) -> Table:
 def latex(fits: Mapping[str, Fit | Sequence[Fit]] | Sequence[Fit] | Fit, at: float | None = None) -> str:
     """Return a small booktabs table for a paper: recipes with A, B, C_mid and the pass rate at `at`.
 
-    One run has its posterior medians and credible intervals, several (seeds) the mean of the medians and
-    their standard deviation. A ceiling that the runs do not identify has a star. There is none where no
-    saturating curve describes one of the runs.
+    One run has its posterior medians and credible intervals; several runs (seeds) have the mean of the
+    medians and their standard deviation. A ceiling that the runs do not identify has a star. It is left out
+    if no saturating curve describes one of the runs.
 
     Args:
         fits: a fit, the fits of the seeds of a recipe, or a dict from the names of recipes to either; all on
             one axis.
-        at: a compute in the unit of the axis, as the budget.
+        at: a compute in the unit of the axis, such as the budget.
 
     Raises:
         InputError: `at` is negative or not finite, nothing is given, a run is given twice, or fits are on

@@ -1,11 +1,11 @@
 """The page and its JSON, read-only.
 
 GET /                                    the page, and its files
-GET /run/ID,ID?axis=AXIS                 the page of a run or of several, as `scalerl report` writes it
+GET /run/ID,ID?axis=AXIS                 the page of one run or several, as `scalerl report` writes it
 GET /api/runs?since=VERSION              the runs: all ids, and the rows that have changed since
-GET /api/overlay?runs=ID,ID&axis=AXIS    what a chart of these runs shows
-GET /api/compare?runs=ID,ID&axis=AXIS    the comparison of these runs, as `scalerl compare --json` has it
-GET /events                              server-sent events: the version, whenever it is another
+GET /api/overlay?runs=ID,ID&axis=AXIS    the data of a chart of these runs
+GET /api/compare?runs=ID,ID&axis=AXIS    the comparison of these runs, as from `scalerl compare --json`
+GET /events                              server-sent events: the version, whenever it changes
 """
 
 import asyncio
@@ -44,20 +44,20 @@ _FILES = {
     **{f"/{name}": (WEB / name, "text/javascript") for name in (*CHART, "live.js")},
 }
 _BEAT = 15.0
-"""Seconds after which a stream without news sends a line all the same, so that no proxy closes it."""
+"""Seconds after which a stream without news sends a comment, so that no proxy closes it."""
 _TICK = 0.25
 _SLICE = 0.25
-"""Seconds for which changed runs are read at a stretch, before all are looked at again."""
+"""Seconds for which changed runs are read in one go, before all are checked again."""
 _DIGITS = 20
 """Most digits of a version."""
 _MOST_STREAMS = 100
 _FIRST_LOOK = 1.0
-"""Seconds that an answer waits for the first look at the folder, or the first after a rest, to be done."""
+"""Seconds that a response waits for the first scan of the folder, or for the first after a rest."""
 _IDLE = 20.0
-"""Seconds after the last request from which on the folder is not looked at."""
+"""Seconds after the last request until the folder is no longer scanned."""
 
-# No script but those of this server. The chart sets styles of single elements; and Plotly adds rules to a
-# style sheet that is empty as it comes (the hash is that of nothing).
+# Only this server's scripts may run. The chart sets inline styles, and Plotly adds rules to a style sheet
+# that is empty at first (the hash is that of an empty text).
 _POLICY = (
     "default-src 'none'; script-src 'self'; "
     "style-src-elem 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; "
@@ -76,7 +76,7 @@ _HEADERS = {
 
 
 class Looker(threading.Thread):
-    """Looks at the folder and fits, as long as a page is open."""
+    """Scans the folder and fits runs, as long as a page is open."""
 
     def __init__(self, store: RunStore) -> None:
         super().__init__(daemon=True)
@@ -85,21 +85,21 @@ class Looker(threading.Thread):
         self.asked = float("-inf")
         """Time of the last request."""
         self.stopped = threading.Event()
-        """Set to stop it after the present look or fit; streams end then, too."""
+        """Set to stop it after the present scan or fit; streams then end too."""
 
     def run(self) -> None:
-        """Look and fit until it is stopped."""
+        """Scan and fit until it is stopped."""
         while not self.stopped.is_set():
             if not self.streams and time.monotonic() - self.asked > _IDLE:
-                self.store.looked.clear()  # the next request waits for what has changed meanwhile
+                self.store.looked.clear()  # so that the next request waits for a new scan
                 self.stopped.wait(_TICK)
                 continue
             try:
-                # What has changed is shown before any fit is made; until all is read once, nothing is fitted.
+                # Changes are shown before any fit is made, and no fit is made before everything is read once.
                 more = self.store.refresh(_SLICE)
                 if (self.store.looked.is_set() and self.store.fit_next()) or more:
                     continue
-            except Exception:  # of one run: the others go on
+            except Exception:  # one run's failure must not affect the others
                 _LOG.exception("while looking at %s", self.store.root)
             self.stopped.wait(_TICK)
 
@@ -107,7 +107,7 @@ class Looker(threading.Thread):
 def make_app(
     store: RunStore, hosts: Iterable[str] | None, token: str | None = None, cookie: str = "scalerl"
 ) -> tuple[ASGIApp, Looker]:
-    """Make the application, and its `Looker`. `hosts`, `token` and `cookie` are those of `Guard`."""
+    """Make the application and its `Looker`; `hosts`, `token` and `cookie` are those of `Guard`."""
     looker = Looker(store)
 
     @asynccontextmanager
@@ -119,7 +119,7 @@ def make_app(
             looker.stopped.set()
 
     def of_runs(answer: Callable[[list[str], str | None], Response]) -> Callable[[Request], Response]:
-        """Answer about the runs that a request names, in a thread; errors are JSON."""
+        """Make a handler for requests about named runs, which runs in a thread; errors become JSON."""
 
         def respond(request: Request) -> Response:
             looker.asked = time.monotonic()
@@ -141,14 +141,14 @@ def make_app(
         since = request.query_params.get("since", "0")
         if not (since.isascii() and since.isdigit() and len(since) <= _DIGITS):
             return _json({"error": "since: expected a version, a whole number"}, 400)
-        # The answer holds what the looker has found so far; its events announce the rest.
+        # The response has the runs found so far; events announce the rest.
         await run_in_threadpool(store.looked.wait, _FIRST_LOOK)
         return await run_in_threadpool(lambda: _json(store.listed(int(since))))
 
     async def events(request: Request) -> Response:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        # Each holds a connection for as long as its page is open.
+        # Each stream holds a connection as long as its page is open.
         if looker.streams >= _MOST_STREAMS:
             return _json({"error": "too many pages are open"}, 503)
         return StreamingResponse(_versions(looker, request), media_type="text/event-stream")
@@ -168,7 +168,7 @@ def make_app(
     broken = {"error": "the server is at fault: its log says how"}
     handlers = {Exception: lambda request, error: _json(broken, 500)}
     inner = Starlette(routes=routes, lifespan=life, exception_handlers=handlers)
-    # Around all of it: as a middleware it would not see the answer to an unforeseen exception.
+    # Outermost, as a middleware would not see the response to an unforeseen exception.
     return Guard(inner, hosts, token, cookie), looker
 
 
@@ -202,11 +202,11 @@ async def _versions(looker: Looker, request: Request) -> AsyncIterator[str]:
 
 
 class Guard:
-    """Guards requests and sets the headers of every answer: read-only, local names, or a token.
+    """Guards requests and sets the headers of every response: read-only, local names, or a token.
 
-    Without a token only requests to a name of this machine are answered: a page elsewhere that has its own
-    name point here (DNS rebinding) asks under that name. With a token any name will do. `hosts` are the names
-    without a port that are answered; None is any.
+    Without a token only requests to a name of this machine are answered, as a foreign page whose name points
+    here (DNS rebinding) sends that name. With a token any name is accepted. `hosts` are the accepted names
+    without a port; None accepts any.
     """
 
     def __init__(
@@ -216,8 +216,8 @@ class Guard:
         self._hosts = None if hosts is None else frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it."""
-        if scope["type"] != "http":  # the start and the end; there are no other connections
+        """Answer a request, or reject it."""
+        if scope["type"] != "http":  # "lifespan": start and end; there are no other connections
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
@@ -263,6 +263,6 @@ class Guard:
 
 
 def _name(host: str) -> str:
-    """A Host header without its port; empty where it is none."""
+    """Return a Host header without its port; empty if it is invalid."""
     found = _HOST.fullmatch(host)
     return (found[1] or found[2]).lower() if found else ""

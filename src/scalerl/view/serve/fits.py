@@ -1,4 +1,4 @@
-"""Fits of the runs that are listed, and the answers made of them, kept as long as nothing has changed."""
+"""Fits of the listed runs, and answers made from them, kept as long as nothing has changed."""
 
 import logging
 import threading
@@ -15,13 +15,13 @@ _LOG = logging.getLogger("scalerl")
 REFIT = 3.0
 """Seconds between two fits of a growing run."""
 _KEPT = 64
-"""Fits that are kept whole, of two megabytes each."""
+"""Number of fits that are kept; each takes two megabytes."""
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
 class Kept(Generic[_K, _V]):
-    """The `most` values that were used last, by their keys."""
+    """The `most` last used values, by their keys."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -29,12 +29,12 @@ class Kept(Generic[_K, _V]):
         self._changing = threading.Lock()
 
     def once(self, key: _K, make: Callable[[], _V], holds: Callable[[_V], bool] = lambda kept: True) -> _V:
-        """Return the value that is kept under `key`, if it still `holds`; or make it."""
+        """Return the value kept under `key` if it still `holds`, else make it."""
         with self._changing:
             if (kept := self._kept.get(key)) is not None and holds(kept):
                 self._kept[key] = self._kept.pop(key)
                 return kept
-        made = make()  # two threads may both make it; none waits for another's
+        made = make()  # without the lock: two threads may both make it, but neither waits for the other
         with self._changing:
             self._kept.pop(key, None)
             self._kept[key] = made
@@ -49,29 +49,29 @@ class Fitted:
 
     standing: Standing
     error: str
-    """The error of the fit; empty if there is a fit, or the data allow none."""
+    """The error of the fit; empty if there is a fit, or if the data do not allow one."""
     at: float
-    """Time of the fit, unique: what is kept of a fit is named by this, and does not hold it in memory."""
+    """Time of the fit, unique: answers are cached under it, without keeping the fit in memory."""
 
 
 class Fits:
-    """Makes one fit at a time, and keeps those that were requested last."""
+    """Makes one fit at a time, and keeps the last requested ones."""
 
     def __init__(self, asked: StandingQuery) -> None:
         self._asked = asked
         self._kept = Kept[tuple[str, str], Fitted](_KEPT)
-        # One fit at a time: a request and the looker would else make the same one twice.
+        # One fit at a time, as a request and the looker could otherwise make the same fit twice.
         self._fitting = threading.Lock()
 
     def of(self, name: str, record: RunRecord, axis: str) -> Fitted:
-        """Return the run `name` on an axis; a growing run as it was at most `REFIT` seconds ago.
+        """Return the fitted run `name` on an axis; for a growing run, as of at most `REFIT` seconds ago.
 
         Raises:
             InputError: the run cannot be read on this axis.
         """
 
         def holds(kept: Fitted) -> bool:
-            # By identity: a record is read anew whenever its files have changed.
+            # Compared by identity, as a record is read again whenever its files have changed.
             return kept.standing.record is record or time.monotonic() - kept.at < REFIT
 
         with self._fitting:
@@ -81,7 +81,7 @@ class Fits:
         standing, error = stand(Points.from_record(record, axis), record, self._asked), ""
         try:
             standing = standing.fitted()
-        except Exception as fault:  # whatever one run does to its fit: the others are drawn
+        except Exception as fault:  # one run's failure must not affect the others
             _LOG.exception("while fitting %s", record.path)
             error = f"its fit broke: {type(fault).__name__}: {fault}"
             standing = replace(standing, reason=error)

@@ -1,8 +1,8 @@
 """The runs in a folder and below it: run folders, and logs as `scalerl fit` recognises them.
 
 Folders are recognised by the names in them. Files with the suffix of a log are recognised by their first
-bytes, and read again only where the answer may have changed. A scan starts no such read after 0.2 seconds:
-a folder with many logs is listed over several scans.
+bytes, and read again only if the answer may have changed. A scan starts no such read after 0.2 seconds, so a
+folder with many logs is listed over several scans.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from scalerl.ingest.load import log_format
 
 _DEEPEST = 12
 _MOST_FOLDERS = 50_000
-"""A folder that holds more (a home, by mistake) is listed as far as that, and an entry says so."""
+"""If there are more folders (in a home, by mistake), the others are not listed, and an entry says so."""
 _SETTLED = 2.0
-"""Seconds for which a folder must not have changed before its list is kept: the coarsest clock in use."""
+"""Seconds without change before a folder's list is kept: the resolution of the coarsest clock in use."""
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _WANDB_RUN = re.compile(r"(offline-)?run-.+")
 _SUFFIXES = (".jsonl", ".csv", ".db", ".parquet", *CONSOLE_SUFFIXES)
 """Suffixes of files that may be logs."""
 _JSONL, _PROCESSES = "metrics.jsonl", ("trainer", "orchestrator")
-"""What prime-rl writes: in the folder of a run, or in those of its processes in there."""
+"""Files of prime-rl: in the folder of a run, or in folders of its processes inside it."""
 _BESIDE = ("-wal", "-journal", "-shm")
 _LOOK_SECONDS = 0.2
 _SMALL = 2**14
@@ -41,17 +41,17 @@ _WANDB_LOG = re.compile(r"debug(-\w+)?\.log")
 
 @dataclass(frozen=True)
 class Entry:
-    """A folder or file that holds a run, or the runs of a log. `path` is real, and in the folder listed."""
+    """A folder or file with a run, or with the runs of a log; `path` is real, and in the listed folder."""
 
     id: str
-    """What a browser calls it by: it is looked up, and never made into a path."""
+    """The id that a browser uses: it is looked up, and never made into a path."""
     path: Path
     shown: str
-    """The path from the folder listed on."""
+    """The path relative to the listed folder."""
     format: str
-    """`run` of a run folder, else the name of a format of `scalerl.ingest`; empty of a folder not read."""
+    """`run` for a run folder, else the name of a format of `scalerl.ingest`; empty for an unread folder."""
     refused: str = ""
-    """Why it is not read; empty where it is."""
+    """Why it is not read; empty if it is."""
 
 
 class Listing:
@@ -61,15 +61,15 @@ class Listing:
         self.root = root
         self._folders, self._files = _Folders(), _LogFiles()
         self._entries: dict[tuple[str, str, str], Entry] = {}
-        with suppress(InputError):  # of a reader that a package announces
-            list(formats())  # imports all readers, which must not count as a look
+        with suppress(InputError):  # raised by a reader that a package announces
+            list(formats())  # imports all readers, so that this does not count as the time of a scan
 
     def scan(self) -> dict[str, Entry]:
-        """The entries by their ids, in the order of their paths.
+        """Return the entries by id, in the order of their paths.
 
-        Links to folders are not followed; a run with a file that is a link out of `root` is refused. A folder
-        that cannot be looked into is an entry that says so, as there may be runs in it; and so is `root`
-        where it holds too many.
+        Links to folders are not followed; a run with a file that is a link out of `root` is rejected. A
+        folder that cannot be read becomes an entry that says so, as there may be runs in it; so does `root`
+        if it has too many folders.
         """
         self._folders, self._files = _Folders(self._folders), _LogFiles(self._files)
         before, self._entries = self._entries, {}
@@ -84,13 +84,13 @@ class Listing:
         return {entry.id: _refuse_links(entry, self.root, self._folders) for entry in entries}
 
     def check(self, entry: Entry) -> Entry:
-        """Return the entry itself, refused if its links lead out of the folder by now."""
+        """Return the entry, rejected if its links lead out of the folder by now."""
         return _refuse_links(entry, self.root, _Folders())
 
     def _found(self) -> Iterator[tuple[str, str, str]]:
-        """Folders and files with runs, of what format, or why one cannot be read.
+        """Yield folders and files with runs: path, format, and why one cannot be read.
 
-        Nothing is looked for below the folder of a run.
+        There is no search below the folder of a run.
         """
         root = str(self.root)
         waiting, count = [(root, 0)], 0
@@ -100,7 +100,7 @@ class Listing:
             try:
                 found = self._folders.of(folder)
             except OSError as error:
-                # Another one may be gone again.
+                # A folder other than the root may just have been removed.
                 if folder == root or not isinstance(error, FileNotFoundError):
                     yield folder, "", f"the folder cannot be read: {error.strerror or error}"
                 continue
@@ -108,7 +108,7 @@ class Listing:
                 yield folder, format, ""
                 if format != "trainer-state" or not _is_broken(folder, found):
                     continue
-                found = replace(found, below=())  # its checkpoints are those of the run
+                found = replace(found, below=())  # not below, where its checkpoints are
             elif self._is_of_processes(folder, found):
                 yield folder, "jsonl", ""
                 continue
@@ -124,7 +124,7 @@ class Listing:
             yield root, "", why
 
     def _is_of_processes(self, folder: str, found: _Folder) -> bool:
-        """Whether this is the folder of a run whose metrics are in a file of that name, or in several."""
+        """Whether this is a run's folder with its metrics in `_JSONL`, or in one such file per process."""
         places = [folder] if _JSONL in found.names else []
         for name in set(_PROCESSES) & set(found.below):
             try:
@@ -136,7 +136,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class _Folder:
-    """The names in a folder: all of them, those of folders, those of links."""
+    """The names in a folder: of all entries, of folders, and of links."""
 
     names: frozenset[str]
     below: tuple[str, ...]
@@ -144,8 +144,8 @@ class _Folder:
 
 
 class _Folders:
-    """Lists folders, each once. One that was not changed since it was listed `before` is not listed again:
-    one call instead of four for each, of 2,000 runs every second."""
+    """Lists folders, each once. A folder that has not changed since it was listed `before` is not listed
+    again: that takes one system call instead of four, for 2,000 runs every second."""
 
     def __init__(self, before: _Folders | None = None) -> None:
         self._before = before._kept if before is not None else {}
@@ -161,7 +161,7 @@ class _Folders:
         if (known := self._current.get(path)) is not None:
             return known
         now = os.stat(path)  # noqa: PTH116
-        # The time of change too, which no user can set back.
+        # Include ctime, which no user can set back.
         state = (now.st_dev, now.st_ino, now.st_mtime_ns, now.st_ctime_ns)
         listed, (before, found) = time.time(), self._before.get(path, ((), None))
         if found is None or before != state:
@@ -180,7 +180,7 @@ class _Folders:
 
 
 class _LogFiles:
-    """Tells which files are logs by their first bytes, and looks again only where these may differ."""
+    """Recognises logs by the first bytes of files, which are read again only if they may have changed."""
 
     def __init__(self, before: _LogFiles | None = None) -> None:
         self._before = before._known if before is not None else {}
@@ -188,7 +188,7 @@ class _LogFiles:
         self._due = time.monotonic() + _LOOK_SECONDS
 
     def format_of(self, path: str) -> str:
-        """The format of a file; empty where it is no log, or there was no time to look yet."""
+        """Return the format of a file; empty if it is not a log, or if there was no time to check yet."""
         try:
             now = os.stat(path, follow_symlinks=False)  # noqa: PTH116
         except OSError:
@@ -199,36 +199,36 @@ class _LogFiles:
             self._known[path] = before, format
             if before[0] == state[0]:
                 is_log_still = format and state[1] >= before[1]
-                # Looking through a megabyte of text takes .3 s: of one that grows, at twice the size.
+                # Checking a megabyte of text takes .3 s, so a growing file is checked at twice the size.
                 is_none_still = not format and _SMALL <= before[1] <= state[1] < 2 * before[1]
                 if is_log_still or is_none_still or state == before or min(state[1], before[1]) >= HEAD:
                     return format
         if time.monotonic() >= self._due:
             return format
-        with suppress(InputError, OSError):  # it may be read later
+        with suppress(InputError, OSError):  # it may become readable later
             format = log_format(Path(path))
             self._known[path] = state, format
         return format
 
 
 def _refuse_links(entry: Entry, root: Path, folders: _Folders) -> Entry:
-    """Refuse links that lead out of the folder; looked up every time, as their targets may change."""
+    """Reject an entry with links out of the folder; checked every time, as their targets may change."""
     if not entry.format:
         return entry
     place = str(entry.path)
     links = _links(place, folders)
     if place.endswith(".db"):  # SQLite follows the links beside its files
         links = filter(os.path.islink, [place + end for end in _BESIDE])
-    # No `Path.resolve`, which a link to itself makes raise.
+    # Not `Path.resolve`, which raises for a link to itself.
     out = next((one for one in links if not Path(os.path.realpath(one)).is_relative_to(root)), None)
     why = f"{os.path.basename(out)} is a link that leads out of the folder" if out else ""  # noqa: PTH119
     return entry if why == entry.refused else replace(entry, refused=why)
 
 
 def _links(folder: str, folders: _Folders, below: int = 3) -> Iterator[str]:
-    """The links in a folder, and so deep below it as a reader of links looks (wandb/wandb/run-*/*.wandb).
+    """Yield the links in a folder and as deep below it as any reader looks (wandb/wandb/run-*/*.wandb).
 
-    W&B links its own log, `debug-core.log` in the user's cache, into every run; no reader opens it.
+    Links to W&B's own log, `debug-core.log` in the user's cache, are left out, as no reader opens them.
     """
     try:
         found = folders.of(folder)
@@ -236,7 +236,7 @@ def _links(folder: str, folders: _Folders, below: int = 3) -> Iterator[str]:
         return
     for name in found.links:
         link = f"{folder}/{name}"
-        # Not `Path.is_dir`, which raises where it may not look.
+        # Not `Path.is_dir`, which raises if access is denied.
         if not _WANDB_LOG.fullmatch(name) or os.path.isdir(link):  # noqa: PTH112
             yield link
     for name in found.below if below else ():
@@ -245,7 +245,7 @@ def _links(folder: str, folders: _Folders, below: int = 3) -> Iterator[str]:
 
 
 def _is_broken(folder: str, found: _Folder) -> bool:
-    """Whether a folder has other logs, and no state of its trainer is whole, as after a kill at a save."""
+    """Whether a folder has other logs but no complete trainer state, as after a kill during a save."""
     places = [folder, *(f"{folder}/{name}" for name in found.below if _CHECKPOINT.fullmatch(name))]
     others = any(name.endswith(_SUFFIXES) for name in found.names)
     return others and not any(_ends_whole(Path(place, "trainer_state.json")) for place in places)
@@ -261,7 +261,7 @@ def _ends_whole(state: Path) -> bool:
 
 
 def _format(folder: str, names: Collection[str], below: Sequence[str]) -> str:
-    """Return the format of a folder by names alone; empty where it has none."""
+    """Return the format of a folder from names alone; empty if it has none."""
     if "evals.jsonl" in names:
         return "run"
     states = (Path(folder, name, "trainer_state.json") for name in below if _CHECKPOINT.fullmatch(name))

@@ -1,4 +1,4 @@
-"""The runs of a log in a folder that is served: their ids, and the devices that the user gives."""
+"""The runs of a log in a served folder: their ids, and the devices that the user gives."""
 
 import hashlib
 from collections import Counter
@@ -18,24 +18,24 @@ from scalerl.view.serve.listing import Entry
 def read_log(entry: Entry, devices: Mapping[str, float]) -> list[tuple[str, RunRecord | Unread]]:
     """Read the runs of a log, each with its id.
 
-    `devices` has their number by a pattern of the path in the folder, as file names have them: of several
-    that fit the last counts, whatever the log says. That of the empty pattern is for logs that do not say.
+    `devices` has numbers of devices by glob patterns of paths in the folder: the last matching one overrides
+    the log. The number of the empty pattern is for logs that do not have one.
 
     Raises:
-        InputError: as `read_source`.
+        InputError: as in `read_source`.
     """
     named = [number for pattern, number in devices.items() if pattern and fnmatchcase(entry.shown, pattern)]
     options = ReadOptions(format=entry.format, devices=named[-1] if named else None)
     found = read_source(entry.path, options).all
     if not named and "" in devices and any(map(_lacks_devices, found)):
         given = read_source(entry.path, replace(options, devices=devices[""])).all
-        if len(given) == len(found):  # else it has grown by a run meanwhile, and is read again
+        if len(given) == len(found):  # otherwise it has grown by a run meanwhile, and will be read again
             pairs = zip(found, given, strict=True)
             found = tuple(said if _lacks_devices(one) else one for one, said in pairs)
     if len(found) == 1:
         return [(entry.id, found[0])]
-    # A run keeps its id whatever becomes of the others: a position would be another run's once one that could
-    # not be read has its first evaluation.
+    # Ids come from names, so that a run keeps its id whatever happens to the others: its position changes
+    # when a run that could not be read gets its first evaluation.
     seen: Counter[str] = Counter()
     ids = []
     for one in found:
@@ -47,7 +47,7 @@ def read_log(entry: Entry, devices: Mapping[str, float]) -> list[tuple[str, RunR
 
 
 def without_columns(entry: Entry, devices: Mapping[str, float], id: str, record: RunRecord) -> RunRecord:
-    """Return a record that reads its log again for what was logged over its steps: many runs are kept."""
+    """Return a record that reads its log again for the logged steps, as many runs are kept in memory."""
 
     def steps() -> Iterator[dict[str, Any]]:
         for other, one in read_log(entry, devices):

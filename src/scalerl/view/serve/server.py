@@ -1,4 +1,4 @@
-"""The socket of a server, its address, the browser that is opened on it, and its immediate shutdown."""
+"""A server's socket and address, opening a browser on it, and an immediate shutdown."""
 
 import html
 import ipaddress
@@ -23,23 +23,23 @@ _NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class _Server(uvicorn.Server):
-    """Stops at the first signal: event streams are stopped too, as they would never end by themselves."""
+    """Stops at the first signal, event streams included, as these would never end by themselves."""
 
     def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
         super().__init__(config)
         self._stop = stop
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Call `stop` when a signal has come."""
+        """Call `stop` at a signal."""
         self._stop()
         super().handle_exit(sig, frame)
 
 
 class Opening:
-    """Opens `address` in the user's browser, without waiting for it to be closed.
+    """Opens `address` in the user's browser, without waiting for the browser to be closed.
 
-    All users of a machine see the arguments of a browser. A secret address goes into a file that only this
-    user can read, which leads on to it and exists until `close`.
+    All users of a machine can see the arguments of a browser. So a secret address goes into a file that only
+    this user can read, which redirects to it and exists until `close`.
     """
 
     def __init__(self, address: str, secret: bool) -> None:
@@ -47,7 +47,7 @@ class Opening:
         self._file: Path | None = None
 
     def open(self) -> None:
-        """Call the browser, and go on at once."""
+        """Start the browser, and return at once."""
         shown = self._address
         if self._secret:
             handle, name = tempfile.mkstemp(prefix="scalerl-", suffix=".html")  # of mode 0600
@@ -60,13 +60,13 @@ class Opening:
         threading.Thread(target=webbrowser.open, args=(shown,), daemon=True).start()
 
     def close(self) -> None:
-        """Remove what was left for the browser."""
+        """Remove the file for the browser."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server on `host`."""
+    """Whether only this machine can reach a server on `host`."""
     if host == "localhost":
         return True
     try:
@@ -85,14 +85,14 @@ def serve(
     ready: Callable[[str], None],
     devices: Mapping[str, float] | None = None,
 ) -> None:
-    """Serve the runs in `root` until a signal comes; call `ready` with the address, which a browser `opens`.
+    """Serve the runs in `root` until a signal; call `ready` with the address, and open a browser if `opens`.
 
-    `devices` are those that logs ran on, by a pattern of their paths (`scalerl.view.serve.logs`).
-    Every request needs a token where other machines can reach the server, or where `wants_token` is set.
+    `devices` has the devices of logs by patterns of their paths (`scalerl.view.serve.logs`). Every request
+    needs a token if other machines can reach the server, or if `wants_token` is set.
 
     Raises:
-        InputError: the host or the port cannot be had.
-        KeyboardInterrupt: it was ended by Ctrl-C.
+        InputError: the host or the port is not available.
+        KeyboardInterrupt: the user pressed Ctrl-C.
     """
     bound = _bind(host, port)
     port = bound.getsockname()[1]
@@ -103,7 +103,7 @@ def serve(
     config = uvicorn.Config(
         app,
         log_level="warning",
-        access_log=False,  # its lines would hold the token
+        access_log=False,  # its lines would contain the token
         server_header=False,
         timeout_graceful_shutdown=2,
         lifespan="on",
@@ -113,12 +113,12 @@ def serve(
     opening = Opening(address, secret=token is not None)
 
     def stop() -> None:
-        opening.close()  # here, as the signal may leave no later time
+        opening.close()  # now, as there may be no later time after the signal
         looker.stopped.set()
 
     ready(address)
     try:
-        if opens:  # a request waits from here on
+        if opens:  # the socket is bound, so a request can wait from here on
             opening.open()
         _Server(config, stop).run(sockets=[bound])
     finally:
@@ -131,7 +131,7 @@ def _bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind)
     except (OSError, UnicodeError) as error:
         raise InputError(f"--host {host}: no address of this machine ({_why(error)})") from None
-    # Else a port stays taken for a minute after a server with open pages has stopped.
+    # Otherwise the port stays taken for a minute after a server with open pages has stopped.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)

@@ -1,7 +1,7 @@
-"""What was read and fitted of the runs in a folder, what has changed since when, what is asked of several.
+"""The records and fits of the runs in a folder, versions of their changes, and answers about several runs.
 
-Everything here blocks, and is called from threads. A source is read again when it has changed; a fit is made
-when it is asked for or when there is time, one at a time, and of a growing run every few seconds at most.
+Everything here blocks, and is called from threads. A source is read again when it has changed. A fit is made
+on request or when there is time, one at a time, and for a growing run every few seconds at most.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from scalerl.view.serve.sweep import FolderSweep
 
 _LOG = logging.getLogger("scalerl")
 MOST = 40
-"""Runs that are laid over one another."""
+"""Most runs in one chart."""
 _ANSWERS = 8
-"""Answers that are kept."""
+"""Number of cached answers."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z]")
 _TYPED = (
     "this is typed in a terminal: scalerl ingest LOG -o FOLDER takes such options, and makes a run folder "
@@ -49,28 +49,28 @@ _TYPED = (
 
 
 class UnknownRunError(InputError):
-    """The id that was asked for is no run's."""
+    """No run has the requested id."""
 
 
 @dataclass(eq=False)
 class Run:
-    """A run as it is listed."""
+    """A run in the list."""
 
     id: str
     row: dict[str, Any]
     """The run's row of the page, without "version"."""
     record: RunRecord | None = None
     version: int = 0
-    """Version at which `row` was changed last."""
+    """Version at which `row` last changed."""
     stale: bool = False
-    """Whether the row's fit is not of all evaluations."""
+    """Whether the row's fit lacks some evaluations."""
     fitted: float = -math.inf
     """Time of the last fit, by the monotonic clock."""
 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Runs that are shown together, with names that differ, and their fits on the axis of all."""
+    """Runs that are shown together, with distinct names, and their fits on the common axis."""
 
     runs: list[Run]
     names: list[str]
@@ -79,24 +79,23 @@ class _Chosen:
 
     @property
     def budget(self) -> float | None:
-        """The budget that all of these runs have; None where they have none, or not the same."""
+        """The common budget of these runs; None if they have none, or different ones."""
         budgets = {one.standing.budget for one in self.made}
         budget = budgets.pop()
         return budget if not budgets and budget > 0 else None
 
 
 class RunStore:
-    """The runs in a folder. `version` grows with every change.
+    """The runs in a folder; `version` grows with every change.
 
-    What answers about runs by their ids raises an `UnknownRunError` where there is no run of an id, and an
-    InputError where one has no evaluation yet or cannot be read, or where they are too many, cannot be
-    compared, or have no such axis in common.
+    Methods that take ids of runs raise an `UnknownRunError` for an unknown id, and an InputError if a run has
+    no evaluation yet or cannot be read, or if the runs are too many, cannot be compared, or lack the axis.
     """
 
     def __init__(self, root: Path, asked: StandingQuery, devices: Mapping[str, float] | None = None) -> None:
         self.root = root.resolve()
         self._asked, self._devices = asked, devices or {}
-        # A page that was open on another server of this folder has an older one than any here.
+        # Starts above the versions of an earlier server of this folder, which open pages may have.
         self.version = int(time.time() * 1000)
         self._sweep = FolderSweep(self.root)
         self._runs: dict[str, Run] = {}
@@ -104,15 +103,15 @@ class RunStore:
         self._fits, self._answers = Fits(asked), Kept[Hashable, Any](_ANSWERS)
         self._changing, self._looking = threading.Lock(), threading.Lock()
         self.looked = threading.Event()
-        """Whether the folder was looked at since the server started, or rested."""
+        """Set once the folder has been scanned since the server started, or rested."""
 
     def refresh(self, seconds: float = math.inf) -> bool:
-        """Look at the folder, unless that was done a moment ago, and read what has changed.
+        """Scan the folder, unless that was done a moment ago, and read changed sources for about `seconds`.
 
-        What is not read after so many `seconds` waits for the next call; returns whether anything does. The
-        runs that were written to last come first, and are looked at more often than the others.
+        Return whether sources are left for the next call. The most recently written ones come first, and are
+        checked more often than the others.
         """
-        # Not under `_changing`: a request must not wait for files that are being read.
+        # Not under `_changing`, as a request must not wait while files are read.
         with self._looking:
             started = time.monotonic()
             if (entries := self._sweep.look()) is not None:
@@ -127,7 +126,7 @@ class RunStore:
             return self._sweep.waits
 
     def _list(self, entries: dict[str, Entry]) -> None:
-        """Entries that are gone are listed no more; those that are not read are, with why."""
+        """Remove the runs of entries that are gone, and list entries that are not read, with the reason."""
         for name in self._of_entry.keys() - entries.keys():
             self._replace(name, [])
             del self._of_entry[name]
@@ -138,9 +137,9 @@ class RunStore:
                     self._replace(entry.id, [refused])
 
     def listed(self, since: int = 0) -> dict[str, Any]:
-        """All ids, and the rows that have changed since a version; all rows, if it is one that is to come.
+        """Return all ids, and the rows that have changed since a version; all rows for a future version.
 
-        Such a version is of another server of this folder, and the clock was set back between the two.
+        A future version comes from another server of this folder, if the clock was set back since then.
         """
         with self._changing:
             since = since if since <= self.version else 0
@@ -156,36 +155,36 @@ class RunStore:
             }
 
     def fit_next(self) -> bool:
-        """Fit one of the runs whose row waits for it; false where there is none."""
+        """Fit one of the runs that wait for a fit; return false if there is none."""
         now = time.monotonic()
         with self._changing:
             waiting = [run for run in self._runs.values() if run.stale and now - run.fitted >= REFIT]
             run = max(waiting, key=lambda run: run.row["updated"] or 0.0, default=None)
             if run is None or run.record is None:
                 return False
-            # Noted before the fit, so that no other thread begins the same one meanwhile.
+            # Set before the fit, so that no other thread starts the same one meanwhile.
             run.fitted = now
         try:
             made = self._fits.of(run.id, run.record, self._axis(run.record))
             row = self._row(made.standing, run.row, error=made.error)
             whole = made.standing.record is run.record
-        except Exception as error:  # it is not tried again before the run changes
+        except Exception as error:  # not retried before the run changes
             _LOG.exception("while fitting %s", run.record.path)
             row, whole = run.row | {"error": self._message(error), "waits": False}, True
         with self._changing:
-            run.fitted, run.stale = time.monotonic(), not whole  # a growing run: the fit of some seconds ago
+            run.fitted, run.stale = time.monotonic(), not whole  # a growing run may have an older fit
             if whole:
                 self._change(run, row)
         return True
 
     def page(self, ids: Sequence[str], axis: str | None) -> str:
-        """The page of one run or several, as `scalerl report` writes it, which loads its files from here."""
+        """Return the page of one run or several as from `scalerl report`, with its files on this server."""
         return self._answered(
             "page", ids, axis, lambda chosen: runs_document(self._compared(chosen)).html(linked="../")
         )
 
     def overlay(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
-        """The data of a chart of these runs (`scalerl.view.runs.overlay`), and the answer in a sentence."""
+        """Return the data of a chart of these runs (`scalerl.view.runs.overlay`), and the answer."""
 
         def answer(chosen: _Chosen) -> dict[str, Any]:
             view = self._view(chosen)
@@ -197,7 +196,7 @@ class RunStore:
         return self._answered("overlay", ids, axis, answer)
 
     def compare(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
-        """The comparison of these runs, as `scalerl compare --json` has it."""
+        """Return the comparison of these runs, as from `scalerl compare --json`."""
 
         def answer(chosen: _Chosen) -> dict[str, Any]:
             for run, one in zip(chosen.runs, chosen.made, strict=True):
@@ -214,12 +213,12 @@ class RunStore:
         self, what: str, ids: Sequence[str], axis: str | None, answer: Callable[[_Chosen], Any]
     ) -> Any:
         chosen = self._chosen(ids, axis)
-        # Names are part of the key, as they depend on the runs that are shown beside one another.
+        # Names are part of the key, as they depend on the runs that are shown together.
         key = what, chosen.axis, *chosen.names, *(one.at for one in chosen.made)
         return self._answers.once(key, lambda: answer(chosen))
 
     def _compared(self, chosen: _Chosen) -> RunsView:
-        """Runs as a page shows them, runs of one recipe being its seeds."""
+        """Return runs as on a page, where runs of one recipe are its seeds."""
         view = self._view(chosen)
         if len(chosen.runs) == 1:
             return view
@@ -230,11 +229,11 @@ class RunStore:
         )
         try:
             return compared(view, recipes, budget=chosen.budget)
-        except InputError as error:  # of different metrics, or one run twice: each is shown by itself
+        except InputError as error:  # different metrics, or a run given twice: show each by itself
             return replace(view, not_compared=f"Nothing is compared: {self._plain(str(error))}.")
 
     def _view(self, chosen: _Chosen) -> RunsView:
-        """Runs as a page shows them; with a target the budget is that of all of them."""
+        """Return runs as on a page; with a target, the budget is the common one."""
         made = zip(chosen.names, (each.standing for each in chosen.made), strict=True)
         shown = [replace(one, name=name, reason=self._plain(one.reason)) for name, one in made]
         target = self._asked.target
@@ -244,7 +243,7 @@ class RunStore:
         with self._changing:
             if unknown := [one for one in ids if one not in self._runs]:
                 raise UnknownRunError(f"no run {unknown[0]!r}")
-            # The fits are made outside of the lock: a run that is replaced meanwhile stays as it was here.
+            # Copied here, as the fits are made outside of the lock, and a run may be replaced meanwhile.
             runs = [self._runs[one] for one in dict.fromkeys(ids)]
         if not 0 < len(runs) <= MOST:
             raise InputError(f"choose 1 to {MOST} runs, found {len(runs)}")
@@ -264,13 +263,13 @@ class RunStore:
         return _Chosen(runs, names, axis, made)
 
     def _axis(self, record: RunRecord) -> str:
-        """The axis on which a run is listed: the one that is asked for, where it was logged."""
+        """Return the axis on which a run is listed: the requested one if logged, else the default."""
         asked = self._asked.axis
         return asked if asked in record.logged_axes() else record.default_axis
 
     @staticmethod
     def _common(runs: Sequence[Run]) -> list[str]:
-        """Axes that all of the runs have, in one unit; the steps always are."""
+        """Return the axes that all of the runs have, in one unit; steps are always one."""
         return common_axes(_named(runs), [run.record.logged_axes() for run in runs if run.record is not None])
 
     def _look(self, entry: Entry) -> None:
@@ -278,9 +277,9 @@ class RunStore:
             runs = self._sweep.read(entry, self._read)
             if runs is not None:
                 self._replace(entry.id, runs)
-        except Exception as error:  # whatever one log does to its reader: the other runs are listed
+        except Exception as error:  # one log's failure must not affect the other runs
             message = self._message(error)
-            if before := self._of_entry.get(entry.id):  # it may be in the middle of being written
+            if before := self._of_entry.get(entry.id):  # keep its runs, as it may just be being written
                 with self._changing:
                     for run in map(self._runs.__getitem__, before):
                         if run.row["error"] != message:
@@ -295,7 +294,7 @@ class RunStore:
             return [self._run(entry, RunRecord.read(entry.path), entry.id)]
         runs: list[Run] = []
         for id, one in read_log(entry, self._devices):
-            if isinstance(one, Unread):  # it costs only itself
+            if isinstance(one, Unread):  # only this run of the log is lost
                 runs.append(_broken(entry, self._plain(one.reason), id, one.run))
             else:
                 runs.append(self._run(entry, without_columns(entry, self._devices, id, one), id))
@@ -328,14 +327,14 @@ class RunStore:
             row |= {"key": standing.key, "recipe": recipe_of(standing.record)}
             said = map(self._plain, notes(standing.record))
             row["notes"] = list(filter(None, [*said, standing.beyond]))
-            if imported(standing.record):  # such a log does not say whether its run has ended
+            if imported(standing.record):  # a log does not say whether its run has ended
                 row["ended"] = None
         return row
 
     def _replace(self, entry: str, runs: list[Run]) -> None:
-        """The runs of an entry are these from now on."""
+        """Replace the runs of an entry."""
         with self._changing:
-            # Under one lock: a page never sees a source without its runs.
+            # Under one lock, so that a page never sees a source without its runs.
             for name in set(self._of_entry.get(entry, ())) - {run.id for run in runs}:
                 self._runs.pop(name, None)
                 self.version += 1
@@ -353,19 +352,19 @@ class RunStore:
         return self._plain(ours or brief_error(error))
 
     def _plain(self, text: str) -> str:
-        """Return a message without the folder that is served, and with what an option in it is."""
+        """Return a message without the path of the served folder, explaining options if it mentions any."""
         text = text.replace(f"{self.root}/", "")
         return f"{text} ({_TYPED})" if _OPTION.search(text) and _TYPED not in text else text
 
 
 def _goes_on(before: RunRecord, record: RunRecord) -> bool:
-    """Whether the evaluations of which a forecast was made are all there still, so that it is of this run."""
+    """Whether all earlier evaluations are still there, so that a forecast from them belongs to this run."""
     known = {(one.step, one.pass_rate) for one in record.evals}
     return all((one.step, one.pass_rate) in known for one in before.evals)
 
 
 def _broken(entry: Entry, error: str, id: str = "", name: str = "") -> Run:
-    """A run that is listed with why it is not read."""
+    """Return a listed run that is not read, with the reason."""
     name = name or os.fsencode(entry.path.name).decode(errors="replace")
     about = {"id": id or entry.id, "path": entry.shown, "format": entry.format, "name": name}
     return Run(about["id"], about | {"error": error, "waits": False, "updated": None, "pass_rate": None})

@@ -1,8 +1,8 @@
-"""Find the runs of a folder that have changed, cheaply: of 2,000 runs within a second or two of the change.
+"""Find changed runs of a folder cheaply: among 2,000 runs, within a second or two of the change.
 
-all runs       8 `stat` of each, as often as costs a fifth of the time: 2,000 take .1 s from a local disk
-active runs    those that were written to last, at shorter intervals where a look at all takes long
-reads          of what has changed, the run written to last first; each for a fifth of the time, too
+all runs       8 `stat` calls each, using at most a fifth of the time: 2,000 runs take .1 s on a local disk
+active runs    the most recently written ones, more often if checking all runs takes long
+reads          of changed runs, the most recently written first; each also uses at most a fifth of the time
 """
 
 import heapq
@@ -15,31 +15,31 @@ from scalerl.files import Changing
 from scalerl.view.serve.listing import Entry, Listing
 
 _EVERY = 0.5
-"""Seconds between two looks, at least."""
+"""Least seconds between two checks."""
 _REST = 4
-"""A look at runs, or a read of one, is followed by a pause of at least so many times its processor time.
+"""A check of runs, or a read of one, is followed by a pause of at least this many times its CPU time.
 
-And of its own length: a machine that is busy otherwise, or a slow disk, does not delay it by more.
+The pause is also at least as long as the check, but no longer on a busy machine or a slow disk.
 """
 _ACTIVE = 50
-"""Runs that count as active."""
+"""Number of runs that count as active."""
 _T = TypeVar("_T")
 
 
 class FolderSweep:
-    """The runs in the real folder `root`, and those of them that are to be read."""
+    """The runs in the real folder `root`, and those that must be read."""
 
     def __init__(self, root: Path) -> None:
         self._listing = Listing(root)
         self._sources: dict[str, tuple[Changing, float]] = {}
-        """Sources of each entry, with the time before which it is not read."""
+        """The source of each entry, and the time before which it is not read again."""
         self._waiting: dict[str, Entry] = {}
-        """Entries to be read, the last first."""
+        """Entries to be read, from the last to the first."""
         self._active: list[Entry] = []
         self._due = self._active_due = float("-inf")
 
     def look(self) -> dict[str, Entry] | None:
-        """Find what has changed, unless that was done a moment ago; all entries, if it looked at all."""
+        """Find changes, unless just done; return all entries if all were checked, else None."""
         if time.monotonic() < self._due:
             if time.monotonic() >= self._active_due:
                 self._find_changed(self._active)
@@ -56,15 +56,15 @@ class FolderSweep:
 
     @property
     def waits(self) -> bool:
-        """Whether anything is to be read."""
+        """Whether anything is waiting to be read."""
         return bool(self._waiting)
 
     def next(self) -> Entry | None:
-        """The next entry to read."""
+        """Return the next entry to read, or None."""
         return self._waiting.popitem()[1] if self._waiting else None
 
     def read(self, entry: Entry, reader: Callable[[Entry], _T]) -> _T | None:
-        """Return or raise what `reader` does for an entry as it is now; None where it has not changed."""
+        """Return the result of `reader` for an entry in its present state; None if it has not changed."""
         source, _ = self._sources[entry.id]
         watch = _Stopwatch()
         try:
@@ -86,13 +86,13 @@ class FolderSweep:
 
 
 class _Stopwatch:
-    """Measures what is under way in this thread."""
+    """Measures an activity in this thread."""
 
     def __init__(self) -> None:
         self.started, self._cpu = time.monotonic(), time.thread_time()
 
     def next_time(self, least: float = _EVERY) -> float:
-        """Return the time at which what has just ended may be done again."""
+        """Return the time from which the activity that has just ended may be repeated."""
         now = time.monotonic()
         cpu = time.thread_time() - self._cpu
         return now + max(least, _REST * cpu, now - self.started)

@@ -1,4 +1,4 @@
-"""A run in a terminal: the curve, how it stands, the closing table.
+"""A run in a terminal: the curve, its status, the closing table.
 
 It may import `scalerl.view.facts`. Imported by `cli`.
 """

@@ -7,13 +7,13 @@ from scalerl.numbers import duration
 from scalerl.record.activity import Activity
 
 _YOUNG = 30.0
-"""Seconds after which an activity is old: a decode step, or a micro-batch, may take some."""
+"""Seconds after which an activity counts as old, as a decode step or a micro-batch may take a while."""
 
 
 def activity_parts(activity: Activity, now: float) -> list[str]:
     """Return the parts of the line, the most important first; `now` is in Unix seconds."""
     count, step = str(activity.count), f"step {activity.step}: " * bool(activity.step)
-    # A count shows that it moves; without one, the seconds do.
+    # A count shows progress; without one, show the seconds.
     how_far = count or f"for {duration(now - activity.since)}"
     parts = [f"{step}{activity.doing} {how_far}"]
     if not math.isnan(ends_in := activity.count.ends_in(activity.time)):
@@ -28,7 +28,7 @@ def activity_parts(activity: Activity, now: float) -> list[str]:
 
 
 def activity_line(activity: Activity, now: float) -> str:
-    """Return the line as progress.json has it, with its age where that is not young."""
+    """Return the line for an activity in progress.json, with its age if it is old."""
     age = now - activity.time
     parts = activity_parts(activity, activity.time if age > _YOUNG else now)
     if not math.isnan(activity.left):
@@ -44,7 +44,7 @@ def token_speed(tokens_per_second: float) -> str:
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
-    """Join parts by two spaces, and leave out those that do not fit; the first is cut where it does not."""
+    """Join parts by two spaces, leaving out those that do not fit; the first is cut if it does not."""
     text = parts[0] if len(parts[0]) <= width else f"{parts[0][: max(width - 1, 0)]}…"
     for part in parts[1:]:
         if len(text) + 2 + len(part) <= width:

@@ -1,7 +1,7 @@
 """The curve of a run in a terminal: evaluations, the fitted median and its band, the target, the end.
 
-Curves are drawn in Braille, two by four dots to a character; where a terminal knows no such characters, in
-ASCII. Every layer has a sign of its own, so that no two differ by colour alone.
+Curves are drawn in Braille, two by four dots per character, or in ASCII if the terminal lacks such
+characters. Every layer has a sign of its own, so that no two differ only by colour.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of a Braille character, by column and row of its dots."""
 _MARGIN = 6
-"""Characters left of the plot: the pass rates."""
+"""Characters left of the plot, for the pass rates."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Signs:
     ceiling: str
     prediction: str
     curve: str
-    """Empty where the curve is drawn in Braille."""
+    """Empty if the curve is drawn in Braille."""
 
 
 UNICODE = Signs("●", "░", "╌", "┄", "│", "")
@@ -44,7 +44,7 @@ ASCII = Signs("o", ":", "-", "=", "|", "*")
 _BANDS = (UNICODE.band, ASCII.band)
 
 
-@functools.lru_cache(maxsize=2)  # a view is drawn anew as time goes by, the same run in the same size
+@functools.lru_cache(maxsize=2)  # a view is redrawn as time passes, with the same run in the same size
 def plot(run: Standing, width: int, height: int, signs: Signs = UNICODE) -> list[Text]:
     """Draw the plot with its axes in `width` x `height` characters; return a text for every row."""
     columns, rows = max(width - _MARGIN, 10), max(height - 1, 4)
@@ -59,7 +59,7 @@ def plot(run: Standing, width: int, height: int, signs: Signs = UNICODE) -> list
     if fit and fit.identified:
         canvas.level(fit.median.A, signs.ceiling, "green")
     if band is not None:
-        # The curve is known in the middle of every column, and drawn at two dots of each.
+        # The curve is computed in the middle of every column, and drawn at two dots per column.
         dots_D = (np.arange(2 * columns) + 0.5) / 2 - 0.5
         for dot, rate in enumerate(np.interp(dots_D, np.arange(columns), band[0]).tolist()):
             if signs.curve:
@@ -75,7 +75,7 @@ def plot(run: Standing, width: int, height: int, signs: Signs = UNICODE) -> list
 
 
 def key(run: Standing, width: int, signs: Signs = UNICODE) -> list[Text]:
-    """Return the legend of the layers that the plot has, in lines of at most `width` characters."""
+    """Return the legend of the layers in the plot, in lines of at most `width` characters."""
     from rich.text import Text
 
     entries = [(signs.evaluation, "evaluation", "bold")]
@@ -97,7 +97,7 @@ def key(run: Standing, width: int, signs: Signs = UNICODE) -> list[Text]:
 
 
 def _limits(run: Standing) -> tuple[float, float]:
-    """Return the pass rates at the lower and the upper edge, a little beyond all that is drawn."""
+    """Return the pass rates at the lower and the upper edge, a little beyond everything drawn."""
     shown = run.points.pass_rate_N.tolist()
     if run.fit is not None:
         shown += run.fit.forecast(run.end).prediction
@@ -124,7 +124,7 @@ class _Canvas:
         return math.floor((self.high - rate) / (self.high - self.low) * (self.rows * per_row - 1e-9))
 
     def put(self, column: int, row: int, sign: str, style: str) -> None:
-        """Write a character over what is there."""
+        """Overwrite a character."""
         if 0 <= row < self.rows:
             self.cells[row][column] = (sign, style)
 
@@ -134,14 +134,14 @@ class _Canvas:
             self.put(column, row, sign, style)
 
     def level(self, rate: float, sign: str, style: str) -> None:
-        """Draw a horizontal line through cells that are empty or hold a band."""
+        """Draw a horizontal line through cells that are empty or have a band."""
         row = self.row(rate)
         for column in range(self.columns):
             if 0 <= row < self.rows and self.cells[row][column][0] in (" ", *_BANDS):
                 self.put(column, row, sign, style)
 
     def dot(self, dot: int, rate: float, style: str) -> None:
-        """Add a dot of Braille to those that its character has."""
+        """Add a dot to a Braille character."""
         fine = self.row(rate, 4)
         column, row = dot // 2, fine // 4
         if not 0 <= row < self.rows:

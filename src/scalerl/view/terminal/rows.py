@@ -1,4 +1,4 @@
-"""Rows in a terminal: a label and what stands beside it, or cells below a header."""
+"""Rows in a terminal: a label and a text, or cells below a header."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _COLOURS = {"GO,": "green", "NO-GO,": "red", "open:": "bold yellow"}
-"""Colours of texts by how they begin: verdicts, and alarms that go on."""
+"""Colours of texts by their first word: verdicts, and alarms that are not over."""
 
 
 def print_table(
@@ -21,9 +21,9 @@ def print_table(
     title: str = "",
     file: TextIO | None = None,
 ) -> None:
-    """Print a table to `file` (standard output): with a header, or else with a label in the first column.
+    """Print a table to `file` (default: standard output), with a header or with labels in the first column.
 
-    It is coloured on a terminal, and plain in a pipe, indented there below a title.
+    It is coloured on a terminal, and plain in a pipe, where it is indented below a title.
     """
     stream = sys.stdout if file is None else file
     console = console_for(stream)
@@ -44,7 +44,7 @@ def print_table(
 
 
 def rich_table(rows: Sequence[Sequence[str]], header: Sequence[str] | None = None) -> Table:
-    """Return the rows as a table of rich. `Text` takes brackets as they are: an interval is no markup."""
+    """Return the rows as a rich table, with `Text` cells, so that brackets of intervals are not markup."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""How a run stands, for a person: the view of a terminal, the line of one evaluation, the closing table."""
+"""The status of a run for a person: the view of a terminal, the line of one evaluation, the closing table."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _LABELS = 14
-"""Characters of the labels, and what is between them and the values."""
+"""Characters of the labels and of the gap to the values."""
 _LEAST_ROWS, _MOST_ROWS = 7, 18
 """Least and most rows of the plot."""
 _SAMPLE_LINES = {"prompt": 2, "completion": 4}
-"""The most lines of the texts of a completion."""
+"""The most lines of a prompt and of a completion."""
 _SPARE = (
     *("completion", "prompt", "sample", "", "speed"),
     *("frozen", "identified", "why withheld", "last line", "metric"),
 )
-"""Rows that are left out where the console is too small for all, in this order."""
+"""Rows that are left out, in this order, if the console is too small for all."""
 
 
 def view(
@@ -43,10 +43,10 @@ def view(
     is_whole: bool = False,
     activity: str = "",
 ) -> RenderableType:
-    """The view in the size of the console; `note` is what there is to say of the last look, `activity` what
-    the run is doing.
+    """Return the view in the size of the console, with a `note` on the last read and the current `activity`.
 
-    A small console gets no legend, then no plot, and then none of the rows `_SPARE` unless it `is_whole`.
+    Unless `is_whole`, rows of `_SPARE` are dropped one by one until the others fit. The legend, and then the
+    plot, is left out if there is no room for it.
     """
     from rich.console import Group
     from rich.text import Text
@@ -77,7 +77,7 @@ def view(
 
 
 def title(run: Standing) -> str:
-    """The name of the run, and where it is."""
+    """Return the name of the run and its progress."""
     parts = [run.name, "ended" if run.ended else ""]
     if run.last_step is not None:
         parts.append(f"step {run.last_step:,}")
@@ -87,7 +87,7 @@ def title(run: Standing) -> str:
 
 
 def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
-    """Return what stands below the plot, as rows (label, value)."""
+    """Return the rows (label, value) below the plot."""
     count = len(run.points)
     measured = f"{rate(run.pass_rate)}  evaluation {count}, at {run.unit.show(run.compute)}"
     rows = [
@@ -109,7 +109,7 @@ def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
 
 
 def sample_rows(sample: Mapping[str, Any], width: int) -> list[tuple[str, str]]:
-    """Return the rows of a completion that is kept as text, a line of samples.jsonl; none where it is empty.
+    """Return the rows of a kept completion, a line of samples.jsonl; none if it is empty.
 
     Its texts are cut to a few lines of `width` characters; a marker says how much is left out.
     """
@@ -120,7 +120,7 @@ def sample_rows(sample: Mapping[str, Any], width: int) -> list[tuple[str, str]]:
     about = f"{source} at step {sample.get('step')}  reward {rate}  {finish} after {length} tokens"
     rows = [("sample", printable(about))]
     for label, key in (("prompt", "prompt_text"), ("completion", "completion")):
-        # A letter that moves the cursor, or a line of its own, would tear the view.
+        # A character that moves the cursor, or a line break, would destroy the view.
         text = printable(" ".join(str(sample.get(key) or "").split()))
         most = _SAMPLE_LINES[label] * width
         if len(text) > most:
@@ -183,14 +183,14 @@ def _last(run: Standing, now: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago something was; clocks of two machines may differ by some seconds."""
+    """Return how long ago something was; if clocks differ and it is in the future, `now`."""
     return "now" if seconds < 1 else f"{duration(seconds)} ago"
 
 
 def line(run: Standing, now: float = math.nan) -> str:
-    """One evaluation and what is forecast with it, in one line without the name of the run.
+    """Return one evaluation and its forecast in one line, without the name of the run.
 
-    `now` is given where the evaluation may be an old one, and how old it is belongs into the line.
+    If `now` is given, as the evaluation may be old, the line also has its age.
     """
     from scalerl.forecast.online import forecast_line
 
@@ -215,7 +215,7 @@ def line(run: Standing, now: float = math.nan) -> str:
 
 
 def _written(run: Standing, now: float) -> str:
-    """Return the time of the last write to its files, which need not be an evaluation."""
+    """Return the age of the last write to its files, which need not have been an evaluation."""
     return f"log written {ago(now - run.written)}"
 
 
@@ -251,7 +251,7 @@ def closing_rows(run: RunRecord, report: Path | None = None) -> list[tuple[str, 
 
 
 def kept_files(run: Path) -> dict[str, Path]:
-    """Return where a run has its weights (the final ones, else its newest checkpoint) and its completions."""
+    """Return the paths of a run's weights (final, else of its newest checkpoint) and kept completions."""
     folders = (run / "checkpoints").glob("step-*")
     newest = max(folders, key=lambda path: path.stat().st_mtime, default=None)
     weights = final_folder(run) if final_folder(run).is_dir() else newest
@@ -260,5 +260,5 @@ def kept_files(run: Path) -> dict[str, Path]:
 
 
 def print_closing(run: RunRecord, report: Path | None = None, file: TextIO | None = None) -> None:
-    """Print the closing table to `file` (standard output): by rich on a terminal, plain elsewhere."""
+    """Print the closing table to `file` (default: standard output), by rich on a terminal, else plain."""
     print_table(closing_rows(run, report), title=run.name, file=file)
