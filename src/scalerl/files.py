@@ -144,9 +144,9 @@ def write_atomically(path: Path, text: str | Iterable[str], errors: str = "stric
     Raises:
         OSError: `path` cannot be written, or is a device, a pipe or a socket.
     """
-    # The rename would replace a device (/dev/null) or a link (/dev/stdout) by a file, for the whole system.
     if path.is_dir():  # `.` has no name from which to make that of a file beside it
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    # The rename would replace a device (/dev/null) or a link (/dev/stdout) by a file, for the whole system.
     is_other = path.exists() and not path.is_file()
     if is_other or os.path.realpath(path.parent) == "/dev":
         raise OSError(errno.EINVAL, "a device, a pipe or a socket; expected the name of a file")

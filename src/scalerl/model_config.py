@@ -80,6 +80,8 @@ class ModelShape:
     """Whether the LM head is the embedding."""
     biases: int = 0
     """Parameters of biases and per-head norms in a block."""
+    normed: bool = False
+    """Whether queries and keys have norms of their own."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str | Path) -> ModelShape:
@@ -107,9 +109,10 @@ class ModelShape:
         kv_heads, head_dim = int(config.get("num_key_value_heads", heads)), config.get("head_dim")
         head_dim = int(head_dim or hidden // heads)
         biased = kind == "qwen2" or config.get("attention_bias") is True
-        biases = (heads + 2 * kv_heads) * head_dim * biased + 2 * head_dim * (kind == "qwen3")
+        normed = kind == "qwen3"
+        biases = (heads + 2 * kv_heads) * head_dim * biased + 2 * head_dim * normed
         tied = bool(config.get("tie_word_embeddings", False))
-        return cls(hidden, layers, heads, kv_heads, head_dim, inner, vocabulary, tied, biases)
+        return cls(hidden, layers, heads, kv_heads, head_dim, inner, vocabulary, tied, biases, normed)
 
     @property
     def block(self) -> int:

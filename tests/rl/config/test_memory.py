@@ -11,6 +11,7 @@ from scalerl.rl.config.devices import Gpu
 from scalerl.rl.config.memory import (
     CONTEXT,
     GAPS,
+    block_activations,
     check_memory,
     generator_memory,
     memory_of,
@@ -91,6 +92,12 @@ def test_parameters_are_those_of_transformers_own_models(kind, tied):
         model = AutoModelForCausalLM.from_config(config)
     found = shape(model_type=kind, tie_word_embeddings=tied)
     assert found.parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_norms_of_queries_and_keys_are_kept_beside_biases():
+    assert block_activations(shape(attention_bias=True), 2) == block_activations(shape(), 2)
+    # Each of 6 heads of 16 keeps 4 + 2 bytes more: the input in float32, and the result before the weight.
+    assert block_activations(shape(), 2) - block_activations(shape(model_type="llama"), 2) == 6 * 16 * 6
 
 
 def test_terms_worked_out_by_hand():

@@ -106,8 +106,7 @@ def block_activations(shape: ModelShape, s: int) -> int:
     keys, values, its result, and one number per head; the feed-forward part four arrays of the inner size.
     """
     norm, qk = _FLOAT + 2 * s, shape.head_dim * (shape.heads + shape.kv_heads)
-    normed = shape.biases in (2 * shape.head_dim,)  # whether queries and keys have norms of their own
-    attention = qk * (norm if normed else s) + shape.head_dim * (shape.kv_heads + shape.heads) * s
+    attention = qk * (norm if shape.normed else s) + shape.head_dim * (shape.kv_heads + shape.heads) * s
     return 2 * shape.hidden * norm + attention + shape.heads * _FLOAT + 4 * shape.inner * s
 
 
