@@ -41,7 +41,9 @@ def test_objects_by_step(tmp_path, key, indent):
 
 
 def test_single_row_of_json_lines(tmp_path):
-    assert table(tmp_path, '{"gpu_hours": 1, "pass_rate": 0.5}').pass_rate_N.tolist() == [0.5]
+    points = table(tmp_path, '{"gpu_hours": 1, "pass_rate": 0.5}')
+    assert points.pass_rate_N.tolist() == [0.5]
+    assert points.warnings == ()
 
 
 @pytest.mark.parametrize(

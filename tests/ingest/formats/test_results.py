@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from hostile_logs import everything
@@ -182,6 +183,7 @@ def test_scripts_of_ones_own(tmp_path):
     (tmp_path / "a_step50" / "cut.json").write_text('{"pass_at_1": 0.5')
     run = load_run(tmp_path)
     assert [(one.step, one.pass_rate) for one in run.evals] == [(50, 1 / 6), (100, 1 / 3), (150, 0.5)]
+    assert any(re.search(r"2 files left out, such as .*cut\.json: not JSON", one) for one in run.warnings)
     assert run.config["metric"]["name"] == "eval/pass_at_1"
     assert any("is assumed to be the held-out pass rate by its name" in one for one in run.warnings)
 

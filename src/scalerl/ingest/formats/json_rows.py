@@ -56,8 +56,10 @@ def _rows_of(found: Mapping[str, Any], warnings: list[str], source: str) -> list
         return next(iter(rows.values()))
     if len(lists) > 1 and len({len(cells) for cells in lists.values()}) == 1:
         return [dict(zip(lists, cells, strict=True)) for cells in zip(*lists.values(), strict=True)]
-    by_step = {name: step_in(name) for name, row in found.items() if isinstance(row, dict)}
-    steps = {name: int(name) if step is None and name.isdecimal() else step for name, step in by_step.items()}
-    if without := [name for name in found if steps.get(name) is None]:
+    named = [name for name, row in found.items() if isinstance(row, dict)]
+    steps = {name: int(name) if name.isdecimal() else step_in(name) for name in named}
+    by_step = [{"step": step, **flat(found[name])} for name, step in steps.items() if step is not None]
+    without = [name for name in found if steps.get(name) is None]
+    if by_step and without:
         warnings.append(f"{source}: left out, as no step is in its name: {listed(without)}")
-    return [{"step": step, **flat(found[name])} for name, step in steps.items() if step is not None] or None
+    return by_step or None

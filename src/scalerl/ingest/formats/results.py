@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,7 @@ def recognises(path: Path) -> bool:
     """Return whether this is a folder with results of checkpoints, or one file of a harness."""
     if not path.is_dir():
         return path.suffix == ".json" and _is_of_harness(path)
-    files = itertools.islice(_files(path, _FILES_SEEN), _LOOKED_AT)
-    return any(_result(file, path) is not None for file in files)
+    return any(_results(itertools.islice(_files(path, _FILES_SEEN), _LOOKED_AT), path, []))
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
@@ -66,24 +65,27 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
         raise InputError(
             f"{path}: the results of one evaluation; give the folder with those of all checkpoints"
         )
-    found = [one for file in _files(path) if (one := _result(file, path)) is not None]
+    errors: list[str] = []
+    found = [*_results(_files(path), path, errors)]
+    notes = [f"{counted(len(errors), 'file')} left out, such as {errors[0]}"] if errors else []
     runs: dict[str, list[_Results]] = defaultdict(list)
     for one in found:
         if not math.isnan(one.step):
             runs[one.run].append(one)
     models = sorted({one.model for one in found if math.isnan(one.step)})
-    note = (
-        f"results of {counted(len(models), 'model')} left out, without a step in the name (checkpoint-100): "
-        f"{listed(models)}; those of the base model count in a folder called step_0"
-    )
+    if models:
+        notes.append(
+            f"results of {counted(len(models), 'model')} left out, without a step in the name "
+            f"(checkpoint-100): {listed(models)}; those of the base model count in a folder called step_0"
+        )
     if not runs:
-        raise InputError(f"{path}: {note}")
+        raise InputError(f"{path}: {'; '.join(notes) or 'no results of checkpoints in it'}")
     room = Room(str(path))
     names = dict(zip(runs, _short(list(runs), path), strict=True))
 
     def log(_: Path, run: str) -> list[Log]:
         builder = LogBuilder(str(path), FORMAT.name, names[run], wanted, room)
-        builder.notes += [note] if models else []
+        builder.notes += notes
         for one in sorted(runs[run], key=lambda one: (one.step, one.made)):
             builder.add(one.step, math.nan, one.values)
         return [builder.build()]
@@ -117,13 +119,26 @@ def step_in(name: str) -> int | None:
     return int(found[-1]) if found else None
 
 
+def _results(files: Iterable[Path], folder: Path, errors: list[str]) -> Iterator[_Results]:
+    """Yield the content of the files that have results; `errors` names those that are no JSON objects."""
+    for file in files:
+        try:
+            one = _result(file, folder)
+        except InputError as error:
+            errors.append(str(error))
+        else:
+            if one is not None:
+                yield one
+
+
 def _result(file: Path, folder: Path) -> _Results | None:
-    """Return the content of a file; None if it has no results, or is not a JSON object."""
-    try:
-        found = read_object(file)
-        values, model = _harness(found) or (flat(found, "eval/", "/"), "")
-    except InputError:
-        return None
+    """Return the content of a file; None if it has no results.
+
+    Raises:
+        InputError: it is not a JSON object, or cannot be read.
+    """
+    found = read_object(file)
+    values, model = _harness(found) or (flat(found, "eval/", "/"), "")
     values = {name: value for name, value in values.items() if as_number(value) is not None}
     if not model and not any(map(is_named_for_correctness, values)):
         return None
