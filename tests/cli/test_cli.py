@@ -181,6 +181,15 @@ def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, m
         (["fit", "x", "--level", "95"], "--level: expected a level between 0 and 1, e.g. 0.95, found '95'"),
         (["fit", "x", "--level", "1"], "--level: expected a level between 0 and 1, e.g. 0.95, found '1'"),
         (["fit", "x", "--level", "nan"], "--level: expected a level between 0 and 1, e.g. 0.95, found 'nan'"),
+        (["report", "x", "-o", "-"], "-o/--output: expected a path, found '-'"),
+        (["report", "x", "--figure", "-"], "--figure: expected a path, found '-'"),
+        (["report", "x", "--markdown", "-"], "--markdown: expected a path, found '-'"),
+        (["report", "x", "--latex", "-"], "--latex: expected a path, found '-'"),
+        (["ingest", "x", "-o", "-"], "-o/--output: expected a path, found '-'"),
+        (["train", "x", "-o", "-"], "-o/--output: expected a path, found '-'"),
+        (["study", "x", "-o", "-"], "-o/--output: expected a path, found '-'"),
+        (["demo", "-o", "-"], "-o/--output: expected a path, found '-'"),
+        (["model", "smollm2", "-o", "-"], "-o/--output: expected a path, found '-'"),
     ],
 )
 def test_usage_errors_are_one_line(capsys, arguments, message):
