@@ -270,8 +270,8 @@ def test_recipes_are_compared_with_their_runs_as_seeds(client):
     alone = ",".join(row["id"] for path, row in rows.items() if path.startswith("a/"))
     answer = client.get(f"/api/compare?runs={alone}")
     assert answer.status_code == 422
-    assert "that takes two recipes with a fit, and there are 1" in answer.json()["error"]
-    assert "that takes two recipes with a fit" in client.get(f"/run/{alone}").text
+    assert "Nothing is compared: all runs are of one recipe, a-0." in answer.json()["error"]
+    assert "all runs are of one recipe, a-0" in client.get(f"/run/{alone}").text
 
 
 def test_runs_of_different_metrics_are_shown_and_not_ordered(runs):
