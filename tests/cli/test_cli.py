@@ -156,6 +156,18 @@ def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, m
     assert err.startswith("scalerl: ")
 
 
+@pytest.mark.parametrize("command", ["fit", "best", "report"])
+def test_a_run_without_an_evaluation_does_not_suffice(tmp_path, capsys, command):
+    """With an empty evals.jsonl, or before there is one: the input is valid in both."""
+    (tmp_path / "config.json").write_text('{"schema": 1}')
+    assert main([command, str(tmp_path)]) == 3
+    assert capsys.readouterr().err == f"scalerl: {tmp_path}: the run has no evaluation yet\n"
+    if command != "report":  # which shows what there is
+        (tmp_path / "evals.jsonl").touch()
+        assert main([command, str(tmp_path)]) == 3
+        assert "0 evaluations" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
