@@ -28,6 +28,12 @@ class OwnCodeError(InputError):
     """A user's custom class raised an error or returned an invalid value; it has changed no state."""
 
 
+class NoEvaluationError(InputError):
+    """A run has begun, and has no evaluation yet."""
+
+    exit_status = 3
+
+
 class CannotAnswerError(ScalerlError):
     """The input is valid, but the data cannot answer the question (too few evaluations, say)."""
 

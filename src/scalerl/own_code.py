@@ -185,6 +185,11 @@ def changed_files() -> list[str]:
     return changed
 
 
+def loaded_files() -> dict[str, str]:
+    """Return the hash of each file of custom code as this process loaded it."""
+    return dict(_loaded)
+
+
 def codes_in(config: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the hashes of each custom kind in a run's config.json, one per version of its file."""
     found = config.get("code")

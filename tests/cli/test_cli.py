@@ -156,6 +156,18 @@ def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, m
     assert err.startswith("scalerl: ")
 
 
+@pytest.mark.parametrize("command", ["fit", "best", "report"])
+def test_a_run_without_an_evaluation_does_not_suffice(tmp_path, capsys, command):
+    """With an empty evals.jsonl, or before there is one: the input is valid in both."""
+    (tmp_path / "config.json").write_text('{"schema": 1}')
+    assert main([command, str(tmp_path)]) == 3
+    assert capsys.readouterr().err == f"scalerl: {tmp_path}: the run has no evaluation yet\n"
+    if command != "report":  # which shows what there is
+        (tmp_path / "evals.jsonl").touch()
+        assert main([command, str(tmp_path)]) == 3
+        assert "0 evaluations" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -181,6 +193,15 @@ def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, m
         (["fit", "x", "--level", "95"], "--level: expected a level between 0 and 1, e.g. 0.95, found '95'"),
         (["fit", "x", "--level", "1"], "--level: expected a level between 0 and 1, e.g. 0.95, found '1'"),
         (["fit", "x", "--level", "nan"], "--level: expected a level between 0 and 1, e.g. 0.95, found 'nan'"),
+        (["report", "x", "-o", "-"], "-o/--output: expected a path, found '-'"),
+        (["report", "x", "--figure", "-"], "--figure: expected a path, found '-'"),
+        (["report", "x", "--markdown", "-"], "--markdown: expected a path, found '-'"),
+        (["report", "x", "--latex", "-"], "--latex: expected a path, found '-'"),
+        (["ingest", "x", "-o", "-"], "-o/--output: expected a path, found '-'"),
+        (["train", "x", "-o", "-"], "-o/--output: expected a path, found '-'"),
+        (["study", "x", "-o", "-"], "-o/--output: expected a path, found '-'"),
+        (["demo", "-o", "-"], "-o/--output: expected a path, found '-'"),
+        (["model", "smollm2", "-o", "-"], "-o/--output: expected a path, found '-'"),
     ],
 )
 def test_usage_errors_are_one_line(capsys, arguments, message):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hostile_study import check_latex
 from reports import data_of, report, write_reported
-from simulated_runs import BUDGET, HOSTILE, write_many, write_run
+from simulated_runs import BUDGET, HOSTILE, write_many, write_run, write_table
 
 from scalerl.cli.main import main
 from scalerl.curve import fit
@@ -228,3 +228,32 @@ def test_a_page_that_cannot_be_written_beside_the_run_says_where_to_put_it(tmp_p
     for folder in (".", ""):
         assert main(["report", str(run), "-o", folder]) == 2
         assert capsys.readouterr().err == "scalerl: .: Is a directory\n"
+
+
+_FEW = "can be compared (3 evaluations; a curve needs at least 4)"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            ["long.csv", "short.csv"],
+            "no run of short can be compared (3 evaluations; a curve needs at least 4)",
+        ),
+        (
+            ["long.csv", "some.csv"],
+            "no run of some can be compared (5 evaluations; a verdict needs at least 6)",
+        ),
+        (
+            ["long.csv", "other.csv", "short.csv", "--base", "short"],
+            "no run of short can be compared (3 evaluations; a curve needs at least 4)",
+        ),
+        (["--group", "mine=long.csv,other.csv"], "all runs are of one recipe, mine"),
+    ],
+)
+def test_why_nothing_is_compared_names_the_recipe(tmp_path, monkeypatch, capsys, words, why):
+    monkeypatch.chdir(tmp_path)
+    for name, n, A in (("long", 30, 0.6), ("other", 30, 0.5), ("some", 5, 0.6), ("short", 3, 0.6)):
+        write_table(tmp_path / f"{name}.csv", n, A)
+    assert main(["report", *words, "-o", "page.html", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_compared"] == f"Nothing is compared: {why}."

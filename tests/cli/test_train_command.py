@@ -1,5 +1,6 @@
 """What `scalerl train` starts beside the run."""
 
+import importlib
 import shlex
 
 import pytest
@@ -29,6 +30,7 @@ def test_a_run_in_one_process_starts_no_process_to_fork_from(placement, gpus, st
     monkeypatch.setenv("SCALERL_GPUS", gpus)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(processes, "start_fork_server", lambda *modules: started.append(modules))
+    importlib.import_module("scalerl.rl.train")  # imported below, it would keep the patched function
     monkeypatch.setattr(named, "find_model", refuse)
     recipe = load_recipe("demo", [f"placement.kind={placement}"])
     with pytest.raises(InputError, match="as asked"):

@@ -199,10 +199,10 @@ def test_what_waiting_cannot_heal_is_said_at_once(tmp_path, capsys):
 def test_a_run_without_an_evaluation_is_waited_for(tmp_path, capsys):
     run = Growing(tmp_path / "run")
     (run.path / "evals.jsonl").touch()
-    assert main(["watch", str(run.path), "--once"]) == 2
+    assert main(["watch", str(run.path), "--once"]) == 3
     assert "no evaluation yet (--wait waits for it)" in capsys.readouterr().err
     (run.path / "evals.jsonl").unlink()
-    assert main(["watch", str(run.path), "--once"]) == 2
+    assert main(["watch", str(run.path), "--once"]) == 3
     assert "no evaluation yet (--wait waits for it)" in capsys.readouterr().err
     with watching(run.path) as process:
         assert process.stderr.readline() == f"waiting: {run.path}: the run has no evaluation yet\n"

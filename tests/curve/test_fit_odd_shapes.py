@@ -28,6 +28,18 @@ def test_a_flat_prior_needs_a_rise_and_the_default_forecasts_none(pass_rate, mes
     assert result.verdict(0.9, 12.0) in ("no-go", "too early")
 
 
+@pytest.mark.parametrize("samples", [None, 800])
+@pytest.mark.parametrize("n", [8, 40])
+def test_a_run_at_1_throughout_does_not_fall(n, samples):
+    samples_N = None if samples is None else np.full(n, samples)
+    flat = fit(Points.from_arrays(np.arange(n) * 100.0, np.ones(n), samples=samples_N))
+    assert "falls" not in str(flat)
+    assert not flat.identified
+    assert flat.verdict(0.9, 200.0 * n) == "go"
+    # One that starts at 1 and comes down by ever so little does.
+    assert "the run falls" in fit(Points.from_arrays(np.arange(n) * 100.0, [1.0] + [0.98] * (n - 1))).why
+
+
 def test_six_flat_evaluations_are_no_take_off():
     """Of a real run: the flat prior's forecast at step 200 was .79, and what was measured then was .537."""
     rate_N = [0.527, 0.534, 0.541, 0.529, 0.541, 0.547]

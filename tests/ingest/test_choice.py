@@ -193,6 +193,18 @@ def test_one_reward_function_stands_in_with_a_warning():
     assert any("used as the pass rate" in text for text in run.warnings)
 
 
+def test_a_mean_reward_that_a_trainer_calls_an_accuracy_is_a_reward():
+    """NeMo RL logs the mean reward of its validation as an accuracy, whatever earns how much."""
+    nemo_rl = {"validation/accuracy": RIGHT, "timing/train/total_step_time": 0 * RIGHT + 60}
+    run = run_of(log(nemo_rl), ReadOptions())
+    assert (run.metric.kind, run.metric.is_ambiguous) == ("reward in [0, 1]", True)
+    assert any("which is right only if a right answer earns 1 and any other 0" in w for w in run.warnings)
+    named = run_of(log(nemo_rl), ReadOptions(metric="validation/accuracy"))
+    assert (named.metric.kind, named.metric.is_ambiguous) == ("pass rate", False)
+    with pytest.raises(InputError, match="max_reward"):
+        run_of(log(nemo_rl | {"validation/accuracy": 3 * RIGHT}), ReadOptions())
+
+
 def test_rewards_of_minus_1_and_1_are_told_by_their_spread_too():
     mean_N = 2 * RIGHT - 1
     columns = {

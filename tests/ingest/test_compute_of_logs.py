@@ -10,7 +10,9 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.ingest.counters import counters as counters_of
 from scalerl.ingest.flops import ModelCost, model_cost
+from scalerl.ingest.load import run_of
 from scalerl.ingest.logs.log import Log, LogBuilder, Series
+from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.vocabularies import BY_TRAINER, Vocabulary
 
 WORDS = Vocabulary(
@@ -59,6 +61,21 @@ def test_a_trainer_that_logs_every_tenth_step_logs_means():
     assert made.device_seconds.total_N.tolist() == [0, 30, 60, 90]
     assert made.tokens.total_N.tolist() == [0, 70, 140, 210]
     assert made.warnings == ("the number of devices is not logged: compute is for one device (--devices N)",)
+
+
+def test_steps_that_count_from_0_are_the_updates_before_their_evaluation():
+    """AReaL evaluates after the update of step 0, too: that is no evaluation before training."""
+    rows = [
+        (n, 60.0 * n, {"ppo_actor/n_seqs": 64.0, "timeperf/train_step": 9.0, "eval-rollout/reward": 0.1 * n})
+        for n in range(4)
+    ]
+    run = run_of(log(rows), ReadOptions(devices=1))
+    assert run.config["source"]["trainer"] == "areal"
+    assert [(point.step, point.samples) for point in run.evals] == [(1, 64), (2, 128), (3, 192), (4, 256)]
+    assert run.training_compute("gpu_hours") * 60 == pytest.approx([1, 2, 3, 4])
+    assert any("step 9 of the log is step 10 here" in warning for warning in run.warnings)
+    other = run_of(log(rows), ReadOptions(devices=1, trainer="unknown", metric="eval-rollout/reward"))
+    assert [point.step for point in other.evals] == [0, 1, 2, 3]
 
 
 def test_seconds_of_a_row_are_no_mean_of_its_steps():

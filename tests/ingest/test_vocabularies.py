@@ -293,7 +293,7 @@ ROLES_OF = {
         "samples": "train/rollout/num_samples",
     },
     "nemo-rl": {
-        "pass_rate": "validation/accuracy",
+        "eval_reward": "validation/accuracy",
         "train_reward": "train/reward",
         "entropy": "train/approx_entropy",
         "truncated": "train/truncation_rate",

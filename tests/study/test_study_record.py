@@ -45,15 +45,18 @@ def test_rows_that_are_none_are_refused_in_a_line(studies, tmp_path, name, row):
         StudyRecord.read(path)
 
 
-def test_a_run_that_cannot_be_read_is_left_out_of_the_report(studies, tmp_path, capsys):
+@pytest.mark.parametrize("name", ["evals.jsonl", "steps.jsonl"])
+def test_a_run_that_cannot_be_read_is_left_out_of_the_report(studies, tmp_path, capsys, name):
     path = studies.write(tmp_path, {"base": studies.Truth(), "x": studies.Truth()}, seeds=3)
-    evals = path / "runs" / "x" / "seed1" / "evals.jsonl"
-    lines = evals.read_text().splitlines()
-    evals.write_text("\n".join([*lines[:2], "{torn", *lines[3:]]) + "\n")
+    damaged = path / "runs" / "x" / "seed1" / name
+    if name == "steps.jsonl":
+        studies.lines(damaged, [{"step": step} for step in range(5)])
+    lines = damaged.read_text().splitlines()
+    damaged.write_text("\n".join([*lines[:2], "{torn", *lines[3:]]) + "\n")
     assert main(["study", "report", str(path), "--json"]) == 0
     base, x = json.loads(capsys.readouterr().out)["arms"]
     assert [run["fit"] is None for run in x["runs"]] == [False, True, False]
-    assert "line 3" in x["runs"][1]["why"]
+    assert f"{name}, line 3" in x["runs"][1]["why"]
     assert (base["measured"], x["measured"]["seeds"]) == (None, 2)
     assert main(["study", "report", str(path)]) == 0
     assert "warning: left out: x seed 1: " in capsys.readouterr().out

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hostile_study import check_latex
 from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
 
 import scalerl
 from scalerl.errors import InputError
@@ -213,6 +214,12 @@ def test_what_cannot_be_drawn_is_named(recipes, runs):
         ({"a": []}, {}, "recipe 'a' has no fits"),
         ({"a": fit}, {"label": "b"}, "label is for a single recipe"),
         ("log.csv", {}, "fit takes a run"),
+        (
+            fit,
+            {"ax": Figure().subplots(1, 2)},
+            r"one Axes of matplotlib \(axes\[0\] of several\)",
+        ),
+        (fit, {"ax": Figure()}, "ax must be one Axes of matplotlib"),
     ):
         with pytest.raises(InputError, match=message):
             scalerl.plot(fits, **options)  # type: ignore[arg-type]

@@ -129,9 +129,7 @@ def test_rows_without_a_pass_rate_are_left_out_and_counted(places):
     frame.loc[[3, 5], "pass_rate"] = np.nan
     fit = scalerl.fit(frame)
     assert fit.n_points == len(frame) - 2
-    assert any(
-        "2 rows of the data frame left out, without a 'pass_rate'" in warning for warning in fit.warnings
-    )
+    assert any("2 evaluations of 'pass_rate' left out, NaN" in warning for warning in fit.warnings)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import argparse
 import itertools
 from pathlib import Path
 
-from scalerl.cli.shared.arguments import option
+from scalerl.cli.shared.arguments import option, output
 from scalerl.cli.train import JSON_HELP, run_training
 
 # The curve must bend within its 17 steps, so the learning rate is higher, and the warm-up is shorter than the
@@ -28,7 +28,7 @@ EXAMPLES = """
 
 def add(demo: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    option(demo, "-o --output RUN", "run folder (default: runs/demo, then demo-2 ...)", type=Path)
+    option(demo, "-o --output RUN", "run folder (default: runs/demo, then demo-2 ...)", type=output)
     option(demo, "--seed N", "seed of the run (default: 0)", type=int, default=0)
     option(demo, "--quick", "use a fourteenth of the compute")
     option(demo, "--set", "change one key of the recipe: engine.kind=transformers")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import option, print_json, print_warnings
+from scalerl.cli.shared.arguments import option, output, print_json, print_warnings
 from scalerl.cli.shared.data import add_source_arguments, read_options
 from scalerl.files import folder_name
 from scalerl.view.terminal.rows import print_table
@@ -33,7 +33,7 @@ def add(ingest: argparse.ArgumentParser) -> None:
         "a file or folder that a trainer or tracker wrote, or runs on a tracker's server: "
         "wandb:ENTITY/PROJECT/RUN, wandb:ENTITY/PROJECT?group=NAME, mlflow:EXPERIMENT/RUN",
     )
-    option(ingest, "-o --output RUN", "the run folder to make", type=Path, required=True)
+    option(ingest, "-o --output RUN", "the run folder to make", type=output, required=True)
     option(ingest, "--y METRIC", "the metric that is the pass rate")
     add_source_arguments(ingest)
     option(ingest, "--json")

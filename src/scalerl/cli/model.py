@@ -1,9 +1,8 @@
 """`scalerl model`: make a model that needs no hub."""
 
 import argparse
-from pathlib import Path
 
-from scalerl.cli.shared.arguments import option
+from scalerl.cli.shared.arguments import option, output
 
 _NAMES = ("smollm2",)
 
@@ -22,7 +21,7 @@ EXAMPLES = """
 def add(model: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     option(model, "name MODEL", ", ".join(_NAMES), choices=_NAMES)
-    option(model, "-o --output FOLDER", "the folder to make (default: one in the cache)", type=Path)
+    option(model, "-o --output FOLDER", "the folder to make (default: one in the cache)", type=output)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import amount, option, print_json, print_warnings
+from scalerl.cli.shared.arguments import amount, option, output, print_json, print_warnings
 from scalerl.cli.shared.data import (
     add_data_arguments,
     check_amounts,
@@ -38,15 +38,15 @@ EXAMPLES = """
 def add(report: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     option(report, "runs RUN|FILE", "run folders, or what `fit` reads", nargs="*")
-    option(report, "-o --output FILE", "file to write (default: RUN/report.html, or runs.html)", type=Path)
+    option(report, "-o --output FILE", "file to write (default: RUN/report.html, or runs.html)", type=output)
     option(
         report,
         "--figure FILE|FOLDER",
         "write the figure (.svg, .png, .pdf), or all figures to a folder, and the page only with -o",
-        type=Path,
+        type=output,
     )
-    option(report, "--markdown FILE", "also write the tables in Markdown", type=Path)
-    option(report, "--latex FILE", "also write the tables in LaTeX", type=Path)
+    option(report, "--markdown FILE", "also write the tables in Markdown", type=output)
+    option(report, "--latex FILE", "also write the tables in LaTeX", type=output)
     several = report.add_argument_group("forecasts and comparisons")
     option(several, "--budget", "forecast every run at this compute", type=amount(True))
     option(several, "--target", "pass rate to reach at --budget, or else at the budget of the runs")

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli.shared.arguments import amount, option, print_json, print_warnings, whole
+from scalerl.cli.shared.arguments import amount, option, output, print_json, print_warnings, whole
 from scalerl.errors import InputError, InterruptedRunError
 from scalerl.view.terminal.rows import print_table
 
@@ -28,7 +28,7 @@ def add(study: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     study.usage = "scalerl study STUDY.toml [options]\n       scalerl study report FOLDER [options]"
     option(study, "what STUDY.toml", "a study file; or `report` and the folder of a study", nargs="+")
-    option(study, "-o --output FOLDER", "study folder (default: studies/NAME)", type=Path)
+    option(study, "-o --output FOLDER", "study folder (default: studies/NAME)", type=output)
     running = study.add_argument_group("running")
     option(running, "--dry-run", "print the runs and their cost; run nothing")
     option(

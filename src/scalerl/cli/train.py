@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.shared.arguments import option, positive, print_json, print_warnings, whole
+from scalerl.cli.shared.arguments import option, output, positive, print_json, print_warnings, whole
 from scalerl.errors import InputError, InterruptedRunError, ScalerlError, WriteError
 from scalerl.files import reading
 
@@ -35,7 +35,7 @@ EXAMPLES = """
 def add(train: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     option(train, "recipe")
-    option(train, "-o --output RUN", "run folder (default: runs/NAME-seedN)", type=Path)
+    option(train, "-o --output RUN", "run folder (default: runs/NAME-seedN)", type=output)
     option(train, "--set", "change one key of the recipe: loss.max_ratio=4")
     option(
         train,

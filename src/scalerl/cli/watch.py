@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.shared.arguments import option, positive, print_json, print_warnings
 from scalerl.cli.shared.data import add_data_arguments, axes_of, read_options
-from scalerl.errors import InputError
+from scalerl.errors import InputError, NoEvaluationError
 from scalerl.files import Changing, written
 from scalerl.tty import console_for
 
@@ -196,7 +196,8 @@ def _first(follower: Follower, args: argparse.Namespace) -> Standing:
         early = follower.is_before_first_evaluation()
         if not args.wait and (args.once or not early):
             hint = " (--wait waits for it)" if early or mode is None else ""
-            raise InputError(f"{follower.problem}{hint}")
+            error = NoEvaluationError if early else InputError
+            raise error(f"{follower.problem}{hint}")
         if follower.problem != printed:
             _print_aside(f"waiting: {follower.problem}")
             printed = follower.problem

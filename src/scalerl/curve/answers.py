@@ -276,9 +276,10 @@ def identify(post: Posterior, sample: Sample, suspected: str, level: float) -> I
     # A is not among them: 1 is the bound of every pass rate, not of a prior, and a run may truly end there.
     name = max(("B", "C_mid"), key=lambda n: at_bounds[n])
     identified, waits = False, True
-    if gain < 0:
+    # At 1 from the start there is no room to rise: an unlikely fall makes the mean negative.
+    if gain < 0 and float(post.weight[post.A < post.R_0].sum()) > post.prior.falls:
         why, waits = ": the run falls", False
-    elif ratio < MIN_RATIO or least < MIN_RATIO_LOW:
+    elif gain <= 0 or ratio < MIN_RATIO or least < MIN_RATIO_LOW:
         why = ": the bend has hardly been seen"
     elif len(sample) < MIN_EVALUATIONS:
         why = f", but {len(sample)} evaluations are too few to tell: {MIN_EVALUATIONS} are needed"

@@ -171,7 +171,7 @@ class Points:
     def from_frame(
         cls, frame: Any, x: str = "gpu_hours", y: str = "pass_rate", price: float | None = None
     ) -> Points:
-        """Read the rows of a pandas data frame that have a value of `y`; NaN elsewhere is an error.
+        """Read the rows of a pandas data frame that have a value of `y`; others count as `left_out`.
 
         The columns `step`, and `noise_sd` or else `mean_p_1mp`, `n_prompts`, `n_samples` (the noise of an
         evaluation) are used where they are present and complete. `price` is as for `from_record`.
@@ -184,12 +184,14 @@ class Points:
         paid = x == "dollars" and x not in frame.columns
         rate_N = numbers_in(frame, y)
         kept_N = ~np.isnan(rate_N)
-        compute_N = numbers_in(frame, "gpu_hours" if paid else x)[kept_N]
+        compute_R = numbers_in(frame, "gpu_hours" if paid else x)
+        compute_N = compute_R[kept_N]
+        step_R = numbers_in(frame, "step") if "step" in frame.columns else np.full(len(frame), np.nan)
         known = {name: _known(frame, name, kept_N) for name in ("step", *NOISE_FIELDS)}
         noise_sd_N, samples_N = noise_of(*(known[name] for name in NOISE_FIELDS), like_N=compute_N)
         if "noise_sd" in frame.columns:
             noise_sd_N = numbers_in(frame, "noise_sd")[kept_N]
-        left_out = int(np.count_nonzero(~kept_N))
+        left_out = LeftOut.of_nan(kept_N, compute_R, step_R, y)
         points = cls(
             in_dollars(compute_N, price) if paid else compute_N,
             rate_N[kept_N],
@@ -199,7 +201,8 @@ class Points:
             FRAME,
             x,
             np.flatnonzero(kept_N),
-            (f"{counted(left_out, 'row')} of the data frame left out, without a '{y}'",) if left_out else (),
+            left_out.sentences(),
+            left_out,
             metric=Metric.of_column(y),
         )
         labels = {name: frame[name][kept_N].to_numpy() for name in LABELS if name in frame.columns}

@@ -107,9 +107,12 @@ def candidates(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> list[Can
     kinds: dict[str, Kind] = dict.fromkeys(vocabulary.matches("pass_rate", log.metrics), "pass rate")
     for name in vocabulary.matches("reward_parts", log.metrics):
         kinds.setdefault(name, "pass rate" if is_named_for_correctness(name) else "reward")
+    rewards = vocabulary.matches("eval_reward", log.metrics)
     if "pass rate" not in kinds.values():
-        kinds |= dict.fromkeys(filter(is_held_out_share, log.metrics), "pass rate")
-    for name in vocabulary.matches("eval_reward", log.metrics):
+        # A trainer may call a mean reward an accuracy.
+        shares = (name for name in log.metrics if name not in rewards and is_held_out_share(name))
+        kinds |= dict.fromkeys(shares, "pass rate")
+    for name in rewards:
         kinds.setdefault(name, "reward")
     return [_candidate(log, vocabulary, name, kind, asked) for name, kind in kinds.items()]
 

@@ -54,7 +54,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
     Raises:
         InputError: nothing in it can be used as a pass rate, or the named metric cannot.
     """
-    log = presentable(log)
+    log = presentable(log.counted_from_1() if vocabulary.counts_from_0 else log)
     chosen, said = choose(log, vocabulary, asked)
     series, metric = chosen.series, chosen.metric
     limits.EVALUATIONS.check(len(series), log.source)

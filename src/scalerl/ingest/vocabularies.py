@@ -110,6 +110,8 @@ class Vocabulary:
     and its usual value."""
     shares: tuple[str, ...] = ()
     """Names of shares in [0, 1] that nevertheless say percent."""
+    counts_from_0: bool = False
+    """Whether the first step is 0, and an evaluation comes after the update of its step."""
 
     def patterns(self) -> Iterator[str]:
         """Yield all names of this vocabulary."""
@@ -135,7 +137,8 @@ class Vocabulary:
 ROLES = tuple(
     f.name
     for f in fields(Vocabulary)
-    if f.name not in ("trainer", "console", "signs", "scaled", "shares") and not f.name.endswith("_sums")
+    if f.name not in ("trainer", "console", "signs", "scaled", "shares", "counts_from_0")
+    and not f.name.endswith("_sums")
 )
 
 
@@ -196,7 +199,9 @@ def tell(names: Iterable[str]) -> Vocabulary | None:
 def _of_table(trainer: str, table: dict[str, Any]) -> Vocabulary:
     console = TrainerConsole(**table.pop("console")) if "console" in table else None
     table["scaled"] = map(tuple, table.get("scaled", ()))
-    return Vocabulary(trainer, console=console, **{role: tuple(names) for role, names in table.items()})
+    from_0 = table.pop("counts_from_0", False)
+    names_of = {role: tuple(names) for role, names in table.items()}
+    return Vocabulary(trainer, console=console, counts_from_0=from_0, **names_of)
 
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

@@ -97,6 +97,16 @@ class LeftOut:
         return cls.of(found, metric, _ending(newest, len(at_N) + int(valueless_W.sum()), metric))
 
     @classmethod
+    def of_nan(
+        cls, kept_R: np.ndarray, compute_R: np.ndarray, step_R: np.ndarray, metric: str = ""
+    ) -> LeftOut:
+        """Count the rows of a table that are not `kept_R`, whose pass rate is NaN, as `of_log` does."""
+        # Of a run that diverged the compute may be NaN, too; the order of the rows stands in for it.
+        at_R = compute_R if np.isfinite(compute_R).all() else np.arange(float(len(kept_R)))
+        found = [Omitted(NAN, shown_step(step)) for step in step_R[~kept_R]]
+        return cls.of_log(found, at_R[~kept_R], at_R[kept_R], metric)
+
+    @classmethod
     def parse(cls, found: Any) -> LeftOut:
         """Parse the output of `to_json`, as a config.json has it; empty for anything else."""
         if not isinstance(found, Mapping):

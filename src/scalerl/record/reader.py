@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from scalerl._views import views
-from scalerl.errors import InputError, brief, counted, printable
+from scalerl.errors import InputError, NoEvaluationError, brief, counted, printable
 from scalerl.files import as_path, reading
 from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import parse_jsonl, read_bytes, read_object, read_rows
 from scalerl.record.alarms import Alarm, read_alarms
 from scalerl.record.evaluation import AXES, COUNTERS, EvalPoint, check_axis, compute_of, in_dollars
-from scalerl.record.folder import name_of_path, why_no_run
+from scalerl.record.folder import holds_run, name_of_path, why_no_run
 from scalerl.record.metric import Metric
 
 SCHEMA = 1
@@ -63,7 +63,8 @@ class RunRecord:
         path = as_path(path)
         with reading(path):  # a folder may not be accessible, or a name be too long
             if not (path / "evals.jsonl").is_file():
-                raise InputError(f"{path}: {why_no_run(path)}")
+                error = NoEvaluationError if holds_run(path) else InputError
+                raise error(f"{path}: {why_no_run(path)}")
         record = cls.parse_evals(read_bytes(path / "evals.jsonl"), str(path / "evals.jsonl"))
         warnings = list(record.warnings)
         forecasts = tuple(read_rows(path / "forecasts.jsonl", warnings))

@@ -255,7 +255,10 @@ def _read_run(
     elif evaluated and plan.arm in stopped:
         outcome = "stopped"
     try:
-        return StudyRun(plan, outcome, RunRecord.read(folder) if evaluated else None, own)
+        record = RunRecord.read(folder) if evaluated else None
+        if record is not None:
+            record.steps()  # a damaged line leaves the run out here, and does not end the report later
+        return StudyRun(plan, outcome, record, own)
     except InputError as error:
         return StudyRun(plan, outcome, None, own, str(error))
 

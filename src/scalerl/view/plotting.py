@@ -18,7 +18,7 @@ import numpy as np
 
 from scalerl.curve.fit import fit as fit_curve
 from scalerl.curve.result import Fit
-from scalerl.errors import InputError
+from scalerl.errors import InputError, brief
 from scalerl.forecast.compare import check_copies
 from scalerl.numbers import rate
 from scalerl.record.evaluation import unit_of
@@ -134,7 +134,7 @@ def plot(
 
     Raises:
         InputError: nothing is given, a run is given twice, fits are on different axes (also those drawn on
-            `ax` before), or a compute of `forecast` is not a number of 0 or more.
+            `ax` before), `ax` is not one Axes, or a compute of `forecast` is not a number of 0 or more.
     """
     if label is not None and isinstance(fits, Mapping):
         raise InputError("label is for a single recipe; the names of the dict are the labels of several")
@@ -149,6 +149,8 @@ def plot(
             import matplotlib.pyplot as plt
 
             figure, ax = plt.subplots(figsize=_SIZE, layout="constrained")
+        elif not hasattr(ax, "get_xlabel"):  # the array that plt.subplots(1, 2) returns, say
+            raise InputError(f"ax must be one Axes of matplotlib (axes[0] of several), found {brief(ax)}")
         taken = sum(line.get_gid() == _CURVE for line in ax.lines)
         name, before = _compute_label(next(iter(recipes.values()))[0].axis), ax.get_xlabel()
         if taken and before != name and before.startswith(_COMPUTE):

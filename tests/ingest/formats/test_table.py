@@ -362,6 +362,26 @@ def test_a_data_frame_is_doubted_as_a_table(tmp_path):
     assert "no pass rate of single completions" in told
 
 
+@pytest.mark.parametrize("rows", [[-1], [-2, -1], [5], [0, 1, 2, 3, 5, 6, 9, 10], []])
+@pytest.mark.parametrize("steps", [False, True])
+def test_nan_in_a_data_frame_counts_as_in_a_csv(tmp_path, rows, steps):
+    """Where the last is NaN both withhold the verdict; NaN in most rows stands for none in both."""
+    pandas = pytest.importorskip("pandas")
+    hours_R = np.arange(1.0, 16.0)
+    rate_R = 0.1 + 0.5 / (1 + (4 / hours_R) ** 1.5)
+    rate_R[rows] = np.nan
+    frame = pandas.DataFrame({"gpu_hours": hours_R, "pass_rate": rate_R})
+    frame = frame.assign(step=10 * np.arange(15)) if steps else frame
+    frame.to_csv(tmp_path / "log.csv", index=False, na_rep="nan")
+    own, table = Points.from_frame(frame), read_table(tmp_path / "log.csv")
+    assert own.left_out.counts == table.left_out.counts
+    assert own.left_out.ending == table.left_out.ending
+    assert bool(own.left_out.ending) == (-1 in rows)
+    verdict = fit(frame).verdict(0.3, 60.0)
+    assert verdict == fit(table).verdict(0.3, 60.0)
+    assert (verdict == "too early") == (-1 in rows)
+
+
 def test_one_compute_for_all_is_refused_with_the_reason(tmp_path):
     rows = [f"50,{row.split(',')[1]}" for row in RISING]
     points = read_table(write(tmp_path, "\n".join(["gpu_hours,pass_rate", *rows])))

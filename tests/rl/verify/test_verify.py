@@ -321,6 +321,28 @@ def test_a_worker_that_was_killed_between_two_calls_is_replaced(make_verifier, m
     assert verifier.verify([[make_rollout(prompt="right")] * 3]) == [[Reward(1.0, True)] * 3]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
+def test_a_template_that_loads_edited_code_says_so(make_verifier, make_rollout, tmp_path, caplog):
+    """Its rewards are by the new code from then on, in the middle of the run."""
+    file = tmp_path / "own.py"
+    file.write_text("def judge(prompt, text):\n    return True\n")
+    verifier = make_verifier(replace(FAST, workers=1), Function(f"{file}:judge"))
+    (pid,) = process_ids(verifier)
+
+    def restarted():
+        for below in descendants(pid):
+            os.kill(below, signal.SIGKILL)
+        return verifier.verify([[make_rollout()]])[0][0]
+
+    assert restarted() == Reward(1.0, True)
+    assert not caplog.messages
+    file.write_text("def judge(prompt, text):\n    return False\n")
+    assert restarted() == Reward(-1.0, False)
+    assert restarted() == Reward(-1.0, False)
+    text = f"{file} has changed since the run began: the next process goes by the new code"
+    assert caplog.messages == [text]
+
+
 def test_an_interrupted_call_leaves_nothing_to_the_next(make_verifier, make_rollout):
     verifier = make_verifier(Limits(seconds=30, workers=2))
 

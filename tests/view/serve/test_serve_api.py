@@ -10,6 +10,7 @@ import pytest
 from growing import TRUTH, Growing
 from serve_client import logs_of_trl, serving, settled
 
+from scalerl.record.activity import Activity
 from scalerl.view.facts.standing import StandingQuery
 from scalerl.view.serve import app
 from scalerl.view.serve.store import RunStore
@@ -270,8 +271,8 @@ def test_recipes_are_compared_with_their_runs_as_seeds(client):
     alone = ",".join(row["id"] for path, row in rows.items() if path.startswith("a/"))
     answer = client.get(f"/api/compare?runs={alone}")
     assert answer.status_code == 422
-    assert "that takes two recipes with a fit, and there are 1" in answer.json()["error"]
-    assert "that takes two recipes with a fit" in client.get(f"/run/{alone}").text
+    assert "Nothing is compared: all runs are of one recipe, a-0." in answer.json()["error"]
+    assert "all runs are of one recipe, a-0" in client.get(f"/run/{alone}").text
 
 
 def test_runs_of_different_metrics_are_shown_and_not_ordered(runs):
@@ -330,3 +331,17 @@ def test_a_folder_that_may_not_be_entered_is_passed_over(runs):
     (runs / "shut").mkdir(mode=0)
     with serving(runs) as client:
         assert set(settled(client)) == {"a/a-0", "a/a-1", "b/b-0"}
+
+
+def test_a_copy_without_checkpoints_has_ended_where_its_budget_is_spent(tmp_path):
+    for name, evaluations in (("at-its-end", 61), ("before-it", 60), ("still-saving", 61)):
+        Growing(tmp_path / name, evaluations).writer.close()
+    activity = json.dumps(Activity(doing="saving", step=1200).to_json())
+    (tmp_path / "still-saving" / "progress.json").write_text(activity)
+    with serving(tmp_path) as client:
+        rows = settled(client)
+        assert {path: row["ended"] for path, row in rows.items()} == {
+            "at-its-end": True,
+            "before-it": False,
+            "still-saving": False,
+        }

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from scalerl.errors import InputError, nearest
@@ -151,6 +152,13 @@ def whole(least: int = 1, most: float = math.inf) -> Callable[[str], int]:
         return int(text)
 
     return convert
+
+
+def output(text: str) -> Path:
+    """Convert the path of a file or folder to write; `-` is refused, as it is standard output elsewhere."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("expected a path, found '-'; write to a file and print that")
+    return Path(text)
 
 
 def amount(is_positive: bool = False) -> Callable[[str], Amount]:

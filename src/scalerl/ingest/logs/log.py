@@ -51,6 +51,15 @@ class Log:
     hint: str = ""
     """The setting that switches evaluations on, for a log without any."""
 
+    def counted_from_1(self) -> "Log":
+        """Return the log of a trainer that counts from 0: a step is the number of updates after it here."""
+        return replace(
+            self,
+            metrics={n: replace(one, step_N=one.step_N + 1) for n, one in self.metrics.items()},
+            omitted={n: replace(one, step_V=one.step_V + 1) for n, one in self.omitted.items()},
+            notes=(*self.notes, "its trainer counts steps from 0: step 9 of the log is step 10 here"),
+        )
+
     def time_series(self) -> Series:
         """Return every step with a time, of any metric; the value is when the step was reached, if known.
 

@@ -97,6 +97,9 @@ class Forks:
         self.fork_seconds = 0.0
         """Running mean of the seconds that a new worker takes to start."""
         self._started_in = 0.0
+        self._code: dict[str, str] = {}
+        self.changed: list[str] = []
+        """Files of custom code that a later template has loaded otherwise than the one before."""
         self._ensure_template()
 
     def fresh(self) -> ForkedWorker:
@@ -173,7 +176,9 @@ class Forks:
                 control.sendall(self._greeting)
             message = json.loads(self._line(control, START_SECONDS) or "{}")
             if message.get("ready"):
-                own = proc.descendants(process.pid)
+                code, own = message["code"], proc.descendants(process.pid)
+                self.changed += [file for file in code if self._code.get(file, code[file]) != code[file]]
+                self._code |= code
                 self._template = _Template(process, control, message["forks"], own)
                 self._started_in, self._loaded = time.monotonic() - began, True
                 break

@@ -67,7 +67,11 @@ def main(channel: ChildChannel, greeting: bytes, seconds: float, memory: int, pa
         supervisor = Supervisor(forks)
         channel.send("started")
         while True:
-            channel.send("done", supervisor.verify([tuple(json.loads(job)) for job in trainer.receive()]))
+            outcomes = supervisor.verify([tuple(json.loads(job)) for job in trainer.receive()])
+            if forks.changed:
+                channel.send("changed", [*forks.changed])
+                forks.changed.clear()
+            channel.send("done", outcomes)
     finally:
         if forks is not None:
             forks.close()

@@ -26,7 +26,7 @@ from scalerl.rl.verify import proc
 from scalerl.rl.verify.forks import MAX_FAILED_STARTS, Outcome
 from scalerl.rl.verify.supervisor import MARK, main
 from scalerl.rl.workers.backend import Backend, Message, Target, WorkerLostError
-from scalerl.rl.workers.pool import PoolWorker, WorkerPool
+from scalerl.rl.workers.pool import PoolWorker, WorkerPool, warn_of_changed
 from scalerl.rl.workers.processes import FreshPython
 from scalerl.rl.workers.timeline import Timeline
 
@@ -95,6 +95,8 @@ class VerifierPool(WorkerPool[VerifierWorker]):
         worker.process.send([jobs.payloads[job] for job in share])
 
     def _received(self, worker: VerifierWorker, message: Message) -> None:
+        if message.kind == "changed":
+            warn_of_changed(message.value)
         if message.kind != "done":
             return
         # A worker has one share at a time (`capacity`), so the message needs no number.

@@ -1,7 +1,7 @@
 """The processes that execute a task's verifier; this module never imports torch.
 
     supervisor --- the task, pickled, in base64 ---> template: loads it, then forks a worker on request
-    supervisor <-- {"ready", "forks"} or {"error"} -- template
+    supervisor <-- {"ready", "forks", "code"} or {"error"} -- template
     supervisor --- (nonce, prompt, turns, check) --> worker: verifies one completion at a time
     supervisor <-- nonce, state, verdict ----------- worker
 
@@ -37,6 +37,7 @@ from types import ModuleType
 from typing import Any
 
 from scalerl.errors import ScalerlError
+from scalerl.own_code import loaded_files
 from scalerl.rl.types import Prompt, Reward, UserText
 from scalerl.rl.workers.signals import leave_signals
 
@@ -63,7 +64,7 @@ def main(fd: int, parent: int, memory: int) -> None:
     forks = sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
     gc.collect()
     gc.freeze()  # a garbage collection in a fork would write to every page, and so copy it
-    _send(control, {"ready": True, "forks": forks})
+    _send(control, {"ready": True, "forks": forks, "code": loaded_files()})
     _serve(control, task, forks)
 
 

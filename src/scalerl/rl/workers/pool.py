@@ -18,7 +18,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -366,8 +366,7 @@ class WorkerPool(ABC, Generic[W]):
         if self._events:
             self._events.event("lost", self.role, worker.name, node, why, error.at)
         _LOG.warning("%s%s", why, self._fate(work))
-        for file in changed_files():  # only the next process loads the new code
-            _LOG.warning("%s has changed since the run began: the next process goes by the new code", file)
+        warn_of_changed(changed_files())  # only the next process loads the new code
         self._reassign(worker, work)
 
     def _check_losses(self, worker: W, error: WorkerLostError) -> None:
@@ -386,3 +385,9 @@ class WorkerPool(ABC, Generic[W]):
         if self._clock.now() - self._none_since > self._none_left:
             why = self.lost[-1] if self.lost else "none has started"
             raise WorkerError(f"no {self.noun} is left, and none came within {self._none_left:g} s: {why}")
+
+
+def warn_of_changed(files: Iterable[str]) -> None:
+    """Warn of files of custom code that a process loads, or has loaded, otherwise than those before it."""
+    for file in files:
+        _LOG.warning("%s has changed since the run began: the next process goes by the new code", file)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from scalerl.curve.families import FAMILIES
 from scalerl.curve.points import Points
-from scalerl.errors import InputError
+from scalerl.errors import InputError, listed
 from scalerl.forecast.comparison import Comparison
 from scalerl.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.record.devices import is_of_one_device
@@ -147,11 +147,8 @@ def compared(
         name: [run for run in members if run.fit and not run.fit.too_few] for name, members in recipes.items()
     }
     fits = {name: [run.fit for run in members if run.fit] for name, members in able.items() if members}
-    if base is not None and base not in fits:
-        return replace(view, not_compared=f"Nothing is compared: no run of {base} could be fitted.")
-    if len(fits) < 2:
-        why = f"Nothing is compared: that takes two recipes with a fit, and there are {len(fits)}."
-        return replace(view, not_compared=why)
+    if len(fits) < 2 or (base is not None and base not in fits):
+        return replace(view, not_compared=f"Nothing is compared: {_lacking(recipes, able)}.")
     target = view.target if view.target is not None and 0 < view.target < 1 else None
     prior = seed_prior(run.record for members in recipes.values() for run in members)
     shown = {name: [(run.name, run.record) for run in able[name]] for name in fits}
@@ -165,6 +162,15 @@ def compared(
         seeds=seeds_if_known(shown),
     )
     return replace(view, comparison=found)
+
+
+def _lacking(recipes: Mapping[str, Sequence[ShownRun]], able: Mapping[str, Sequence[ShownRun]]) -> str:
+    """Return why recipes are not compared: there is one alone, or others have no fit."""
+    if len(recipes) == 1:
+        return f"all runs are of one recipe, {next(iter(recipes))}"
+    first = {name: members[0] for name, members in recipes.items() if not able[name]}
+    why = {name: run.fit.too_few if run.fit else run.reason for name, run in first.items()}
+    return listed([f"no run of {name} can be compared ({reason})" for name, reason in why.items()], most=3)
 
 
 MOST_PARTS = 20
