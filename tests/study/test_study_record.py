@@ -1,6 +1,7 @@
 """The folder of a study as it is read: what is no study is refused in a line."""
 
 import json
+import shutil
 
 import pytest
 
@@ -69,3 +70,19 @@ def test_a_run_whose_evaluations_are_gone_is_no_finished_run(studies, tmp_path, 
     assert main(["study", "report", str(path)]) == 0
     assert [run.outcome for run in StudyRecord.read(path).of_arm("x")] == ["finished", "under way"]
     assert "x " in capsys.readouterr().out
+
+
+def test_a_study_copied_without_checkpoints_has_finished_runs(studies, tmp_path):
+    path = studies.write(tmp_path, {"base": studies.Truth(), "x": studies.Truth()}, seeds=2)
+    plan = json.loads((path / "study.json").read_text())
+    budget = {"kind": plan["axis"], "amount": plan["budgets"][-1]}
+    for run in path.glob("runs/*/*"):
+        shutil.rmtree(run / "checkpoints")
+        (run / "config.json").write_text(json.dumps({"schema": 1, "budget": budget}))
+    cut = path / "runs" / "x" / "seed1" / "evals.jsonl"
+    cut.write_text("".join(cut.read_text().splitlines(keepends=True)[:-1]))
+    found = StudyRecord.read(path)
+    assert [run.outcome for arm in ("base", "x") for run in found.of_arm(arm)] == [
+        *("finished", "finished", "finished"),
+        "under way",
+    ]

@@ -19,10 +19,13 @@ from scalerl.errors import InputError, NoEvaluationError, brief, counted, printa
 from scalerl.files import as_path, reading
 from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import parse_jsonl, read_bytes, read_object, read_rows
+from scalerl.numbers import as_float
+from scalerl.record.activity import read_activity
 from scalerl.record.alarms import Alarm, read_alarms
 from scalerl.record.evaluation import AXES, COUNTERS, EvalPoint, check_axis, compute_of, in_dollars
 from scalerl.record.folder import holds_run, name_of_path, why_no_run
 from scalerl.record.metric import Metric
+from scalerl.record.saved_weights import final_folder
 
 SCHEMA = 1
 UNTRAINED = ("checkpoint", "cluster", "engine", "health", "learner", "samples", "timeouts", "tracking")
@@ -152,6 +155,17 @@ class RunRecord:
         named = _table(self.config, "budget").get("kind")
         logged = self.logged_axes()
         return named if named in logged else logged[0]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the final weights are there or, as in a copy without checkpoints, the budget is spent."""
+        if final_folder(self.path).is_dir():
+            return True
+        budget = _table(self.config, "budget")
+        # A trainer that still has to write the weights has a progress.json.
+        if budget.get("kind") not in self.logged_axes() or read_activity(self.path) is not None:
+            return False
+        return float(self.compute(budget["kind"]).max(initial=0.0)) >= as_float(budget.get("amount"))
 
     @property
     def health_is_watched(self) -> bool:

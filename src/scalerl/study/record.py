@@ -258,6 +258,8 @@ def _read_run(
         record = RunRecord.read(folder) if evaluated else None
         if record is not None:
             record.steps()  # a damaged line leaves the run out here, and does not end the report later
+            if outcome == "under way" and record.has_ended:
+                outcome = "finished"
         return StudyRun(plan, outcome, record, own)
     except InputError as error:
         return StudyRun(plan, outcome, None, own, str(error))

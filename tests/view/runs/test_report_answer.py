@@ -70,6 +70,12 @@ def test_the_highest_of_several_runs_is_told_by_what_they_are_ordered_by(shown, 
     )
 
 
+def test_the_only_run_with_a_curve_is_not_said_to_be_the_highest(shown, run):
+    other = replace(shown, name="two", fit=None, reason="2 evaluations; a curve needs at least 4")
+    view = RunsView((shown, other), recipes={"one": [shown], "two": [other]})
+    assert sentence_of(view).startswith("Of 2 runs one alone has a curve: ")
+
+
 def test_of_many_runs_the_list_says_how_many_more_there_are(shown):
     view = RunsView(tuple(replace(shown, name=f"run {n}", record=None) for n in range(8)), 0.95, 6000.0, 0.5)
     ((_, items, _),) = answers_of(view)

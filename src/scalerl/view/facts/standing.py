@@ -20,14 +20,12 @@ from scalerl.curve.answers import Chance, Forecast
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.jsonl import read_last
-from scalerl.numbers import Unit, as_float, as_mapping, unit_for
-from scalerl.record.activity import read_activity
+from scalerl.numbers import Unit, as_float, unit_for
 from scalerl.record.alarms import Alarm
 from scalerl.record.devices import is_of_one_device
 from scalerl.record.evaluation import EvalPoint
 from scalerl.record.reader import RunRecord
-from scalerl.record.saved_weights import final_folder
-from scalerl.view.facts.fit_rows import beyond, own_budget
+from scalerl.view.facts.fit_rows import beyond
 from scalerl.view.facts.shown import ShownRun
 
 _RECENT = 6
@@ -266,16 +264,5 @@ def stand(points: Points, record: RunRecord | None, asked: StandingQuery) -> Sta
     own = record is not None and (path / "evals.jsonl").is_file()
     row, sample = (read_last(path / name) if own else {} for name in ("steps.jsonl", "samples.jsonl"))
     name = str((record is not None and record.config.get("name")) or path.name)
-    ended = own and record is not None and _has_ended(record)
+    ended = own and record is not None and record.has_ended
     return Standing(name, points, record, asked=asked, row=row, sample=sample, ended=ended)
-
-
-def _has_ended(record: RunRecord) -> bool:
-    """Whether its final weights are there, or its budget is spent, as in a copy without checkpoints."""
-    if final_folder(record.path).is_dir():
-        return True
-    kind = as_mapping(record.config.get("budget")).get("kind")
-    # A trainer that still has to write the weights has a progress.json.
-    if kind not in record.logged_axes() or read_activity(record.path) is not None:
-        return False
-    return float(record.compute(kind).max(initial=0.0)) >= own_budget(record, kind)

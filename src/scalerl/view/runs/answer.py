@@ -41,7 +41,8 @@ def sentence_of(view: RunsView) -> str:
         recipes, key=lambda group: float(np.mean([fit.forecast(view.end).median for fit in group.fits]))
     )
     what = "recipes" if any(len(group.runs) > 1 for group in view.recipe_groups) else "runs"
-    of = f"Of {len(view.recipe_groups)} {what} {best.name} is forecast highest"
+    of = f"Of {len(view.recipe_groups)} {what} {best.name} "
+    of += "is forecast highest" if len(recipes) > 1 else "alone has a curve"
     ahead = f"{of if len(view.recipe_groups) > 1 else best.name}: {_answer(view, best)}"
     return f"{ahead} {view.not_compared}".rstrip()
 
