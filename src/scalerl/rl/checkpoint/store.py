@@ -19,6 +19,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,9 @@ def write_whole(folder: Path, write: Write) -> None:
         sync(folder.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):  # they are not empty, unless `save_pretrained` made a moved run folder again
+            folder.parent.rmdir()
+            folder.parent.parent.rmdir()
         raise WriteError(f"{folder}: the checkpoint could not be saved ({error})") from error
 
 
