@@ -7,7 +7,7 @@ from read_logs import read_logs
 
 from scalerl import InputError, load_run
 from scalerl.ingest.formats.recognise import recognise
-from scalerl.ingest.formats.results import FORMAT, step_in
+from scalerl.ingest.formats.results import FORMAT, step_named_in
 
 DATE = "results_2026-08-07T11-16-36.123456.json"
 
@@ -63,7 +63,7 @@ def lighteval(model, tasks):
     ],
 )
 def test_steps_in_names(name, step):
-    assert step_in(name) == step
+    assert step_named_in(name) == step
 
 
 def test_lm_evaluation_harness(tmp_path):

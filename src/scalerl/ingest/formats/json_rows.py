@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scalerl.errors import InputError, listed
-from scalerl.ingest.formats.results import step_in
+from scalerl.ingest.formats.results import step_named_in
 from scalerl.ingest.formats.rows import STEPS
 from scalerl.jsonl import flat, object_of, parse_json, why_not_json
 from scalerl.record.evaluation import AXES
@@ -57,7 +57,7 @@ def _rows_of(found: Mapping[str, Any], warnings: list[str], source: str) -> list
     if len(lists) > 1 and len({len(cells) for cells in lists.values()}) == 1:
         return [dict(zip(lists, cells, strict=True)) for cells in zip(*lists.values(), strict=True)]
     named = [name for name, row in found.items() if isinstance(row, dict)]
-    steps = {name: int(name) if name.isdecimal() else step_in(name) for name in named}
+    steps = {name: int(name) if name.isdecimal() else step_named_in(name) for name in named}
     by_step = [{"step": step, **flat(found[name])} for name, step in steps.items() if step is not None]
     without = [name for name in found if steps.get(name) is None]
     if by_step and without:

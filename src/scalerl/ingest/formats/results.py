@@ -24,8 +24,11 @@ from scalerl.ingest.formats.lines import folders_below, head, name_of
 from scalerl.ingest.formats.rows import STEPS
 from scalerl.ingest.logs.log import Log, LogBuilder, Room, as_number, finite
 from scalerl.jsonl import flat, read_object
+from scalerl.numbers import as_mapping
 from scalerl.record.metric import is_named_for_correctness
 
+_FIRST = 256
+"""Bytes that show a harness's file by its first key."""
 _LOOKED_AT, _FILES_SEEN = 8, 2000
 """Files that are read to recognise a folder, and the files among which they are searched."""
 _STEP = re.compile(
@@ -99,7 +102,7 @@ FORMAT = Format(
 
 
 def _is_of_harness(path: Path) -> bool:
-    start = head(path)
+    start = head(path, _FIRST)  # of many files, most of which are something else
     return re.match(rb'\s*\{\s*"(?:results"\s*:\s*\{|config_general")', start) is not None
 
 
@@ -113,7 +116,7 @@ def _files(folder: Path, most: int | None = None) -> Iterator[Path]:
             yield file
 
 
-def step_in(name: str) -> int | None:
+def step_named_in(name: str) -> int | None:
     """Return the last step in a name or path, such as 100 in checkpoint-100/hf; None without one."""
     found = _STEP.findall(name)
     return int(found[-1]) if found else None
@@ -146,8 +149,8 @@ def _result(file: Path, folder: Path) -> _Results | None:
     own = next((found[name] for name in STEPS if name in found and not model), None)
     if not math.isnan(finite(own)):
         return _Results(values, finite(own), re.sub(r"\d+", "*", place), model, 0.0)
-    text = place if step_in(model) is None else model
-    step = step_in(text)
+    text = place if step_named_in(model) is None else model
+    step = step_named_in(text)
     # For a file in a folder both may have the step in their name.
     run = _STEP.sub(lambda found: "*" if int(found[1]) == step else found[0], text)
     made = finite(found.get("date"))
@@ -156,28 +159,25 @@ def _result(file: Path, folder: Path) -> _Results | None:
 
 def _harness(found: Mapping[str, Any]) -> tuple[dict[str, Any], str] | None:
     """Return the metrics and the model of a harness's file; None if it is from no harness."""
-    tasks, lm_eval, lighteval = (_object(found, key) for key in ("results", "config", "config_general"))
+    tasks, lm_eval, lighteval = (
+        as_mapping(found.get(key)) for key in ("results", "config", "config_general")
+    )
     if not tasks or not (lm_eval or lighteval):
         return None
     values = flat(tasks, "eval/", "/")
     if len(tasks) == 2:  # without lighteval's mean over tasks, if there is one
         values = {name: value for name, value in values.items() if not name.startswith("eval/all/")}
-    counts = _object(found, "n-samples") or _object(found, "config_tasks")
-    for task in counts:
-        count = _object(counts, task)
+    counts = as_mapping(found.get("n-samples")) or as_mapping(found.get("config_tasks"))
+    for task, value in counts.items():
+        count = as_mapping(value)
         values[f"eval/{task}/n_prompts"] = count.get("effective", count.get("effective_num_docs"))
-    arguments = _object(lm_eval, "model_args")
+    arguments = as_mapping(lm_eval.get("model_args"))
     if isinstance(text := lm_eval.get("model_args"), str):
         parts = (part.partition("=") for part in text.split(","))
         arguments = {name: value for name, _, value in parts}
-    names = [_object(lighteval, "model_config").get("model_name"), lighteval.get("model_name")]
+    names = [as_mapping(lighteval.get("model_config")).get("model_name"), lighteval.get("model_name")]
     names += [found.get("model_name"), *map(arguments.get, _MODEL_ARGUMENTS)]
     return values, next((name for name in names if name and isinstance(name, str)), "?")
-
-
-def _object(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = found.get(key)
-    return value if isinstance(value, Mapping) else {}
 
 
 def _short(runs: list[str], folder: Path) -> list[str]:

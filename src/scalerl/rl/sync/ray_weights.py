@@ -330,7 +330,7 @@ class Broadcast(ObjectStore):
             port = free_port(self._address)
             self._group = BroadcastGroup(self._kind, self._address, port, len(receivers) + 1, self._heartbeat)
             self._receivers = list(receivers)
-        # The broadcast starts before its receivers are told; it waits for them in its own thread or actor.
+        # Sending first blocks nothing: another thread or actor waits there until the receivers join.
         self._send(self._group, self.current, version)
         layout = self.current.layout
         return [Incoming(self._group, rank + 1, layout, version) for rank in range(len(receivers))]
