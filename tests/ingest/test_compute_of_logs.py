@@ -10,10 +10,11 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.ingest.counters import counters as counters_of
 from scalerl.ingest.flops import ModelCost, model_cost
-from scalerl.ingest.load import run_of
+from scalerl.ingest.load import load_run, run_of
 from scalerl.ingest.logs.log import Log, LogBuilder, Series
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.vocabularies import BY_TRAINER, Vocabulary
+from scalerl.record.evaluation import compute_of
 
 WORDS = Vocabulary(
     "mine",
@@ -361,3 +362,55 @@ def test_devices_of_a_config(trainer, config, devices):
     assert made.device_seconds is not None
     assert made.device_seconds.at(1) == 2 * devices
     assert made.warnings == ()
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps({"step": step, "data": row}) + "\n" for step, row in rows))
+    return path
+
+
+def checkpoints(folder, steps):
+    """Results of checkpoints, of which no file says what training cost."""
+    folder.mkdir()
+    for step in steps:
+        (folder / f"checkpoint-{step}.json").write_text(json.dumps({"accuracy": 0.2 + step / 1000}))
+    return folder
+
+
+def test_compute_of_evaluated_checkpoints_is_that_of_their_training_log(tmp_path):
+    rows = [(step, {"timing_s/step": 36.0 * step, "actor/entropy": step / 10}) for step in range(1, 6)]
+    log = lines(tmp_path / "train.jsonl", rows)
+    results = checkpoints(tmp_path / "results", (0, 2, 4))
+    run = load_run(results, training_log=log, devices=100)
+    # 36 s x 100 devices are an hour: 0, then 1 + 2, then 3 + 4 more.
+    assert [compute_of(one, "gpu_hours") for one in run.evals] == [0, 3, 10]
+    assert [one.entropy for one in run.evals[1:]] == [0.2, 0.4]
+    assert [row["entropy"] for row in run.steps()] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert run.config["taken"]["training log"] == str(log)
+    assert load_run(results).logged_axes() == ("steps",)
+
+
+def test_a_training_log_covers_all_evaluated_steps_or_is_refused(tmp_path):
+    results = checkpoints(tmp_path / "results", (0, 20, 35))
+    every_tenth = [(step, {"timing_s/step": 36.0}) for step in (10, 20, 30)]
+    log = lines(tmp_path / "train.jsonl", every_tenth)
+    assert compute_of(load_run(results, training_log=log, devices=1).evals[-1], "gpu_hours") == 0.35
+    short = lines(tmp_path / "short.jsonl", every_tenth[:2])
+    with pytest.raises(InputError, match=r"short.jsonl: ends at step 20, but step 35 was evaluated"):
+        load_run(results, training_log=short)
+    nothing = lines(tmp_path / "nothing.jsonl", [(step, {"actor/entropy": 0.1}) for step in range(40)])
+    with pytest.raises(InputError, match=r"nothing.jsonl: no times, tokens or FLOPs"):
+        load_run(results, training_log=nothing)
+
+
+def test_a_training_log_is_of_one_run(tmp_path):
+    log = lines(tmp_path / "train.jsonl", [(step, {"timing_s/step": 36.0}) for step in range(1, 40)])
+    both = tmp_path / "both"
+    both.mkdir()
+    for run in ("a", "b"):
+        checkpoints(both / run, (0, 20, 35))
+    with pytest.raises(InputError, match=r"training_log= is of one run; choose it with run=: a, b"):
+        load_run(both, training_log=log)
+    assert compute_of(load_run(both, training_log=log, run="b", devices=1).evals[-1], "gpu_hours") == 0.35
+    with pytest.raises(InputError, match=r"both: holds 2 runs; training_log= takes one"):
+        load_run(both / "a", training_log=both)

@@ -222,7 +222,8 @@ def trackio() -> None:
 
 
 def harness() -> None:
-    """Results of lm-evaluation-harness, of every second evaluation."""
+    """Results of lm-evaluation-harness, of every second evaluation, and the log of verl."""
+    verl()
     held_out = [(step, row["held_out"]) for step, row in steps() if "held_out" in row]
     for step, rate in held_out[::2]:
         model = f"out/checkpoint-{step}"

@@ -11,8 +11,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from scalerl import limits
-from scalerl.errors import counted, listed
+from scalerl.errors import InputError, counted, listed
 from scalerl.ingest.choice import choose, left_out_of
 from scalerl.ingest.counters import Counter, counters
 from scalerl.ingest.logs.log import Log, Series, presentable
@@ -48,13 +50,19 @@ def _cells(name: str, series: Series) -> Iterator[tuple[float, float, str, float
         yield from ((step, time, name, value) for step, time, value in zip(*columns, strict=True))
 
 
-def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
+def as_run(
+    log: Log, vocabulary: Vocabulary, asked: ReadOptions, training: tuple[Log, Vocabulary] | None = None
+) -> RunRecord:
     """Make a run of a log; its config says what each metric was used for, and what is left out.
 
+    Compute and training metrics are those of another log, `training`, if it is given.
+
     Raises:
-        InputError: nothing in it can be used as a pass rate, or the named metric cannot.
+        InputError: nothing in it can be used as a pass rate, or the named metric cannot; or `training` does
+            not show what the evaluated steps cost.
     """
-    log = presentable(log.counted_from_1() if vocabulary.counts_from_0 else log)
+    log = _named_for_a_folder(log, vocabulary)
+    trained, its_names = (_named_for_a_folder(*training), training[1]) if training else (log, vocabulary)
     chosen, said = choose(log, vocabulary, asked)
     series, metric = chosen.series, chosen.metric
     limits.EVALUATIONS.check(len(series), log.source)
@@ -62,13 +70,18 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
     sentences = left_out.sentences()
     # The ending comes first: a view with room for one warning shows the first.
     warnings = [*sentences, *log.notes] if left_out.ending else [*log.notes, *sentences]
-    made, doubts = counters(log, vocabulary, asked.devices, asked.cost())
+    made, doubts = counters(trained, its_names, asked.devices, asked.cost())
     warnings += [*said, *doubts]
+    if training:
+        warnings += trained.notes
+        _check_covers(trained, made, series)
     taken = {"pass rate": f"{metric}; {counted(len(series), 'evaluation')}"}
     if metric.others:
         taken["other held-out metrics"] = f"{listed(metric.others)} ({asked.naming('NAME')})"
     taken |= {what: counter.how for what, counter in made.items()}
-    columns = _columns(log, vocabulary, taken, warnings)
+    if training:
+        taken["training log"] = trained.source
+    columns = _columns(trained, its_names, taken, warnings)
     noise = {
         role: log.metrics[name]
         for role in ("n_prompts", "n_samples", "mean_p_1mp")
@@ -88,7 +101,9 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
         "taken": taken,
         "assumed": list(warnings),
         "trainer_config": {
-            key: value for key, value in log.config.items() if isinstance(value, str | int | float | None)
+            key: value
+            for key, value in (trained.config | log.config).items()
+            if isinstance(value, str | int | float | None)
         },
     }
     if len(left_out):
@@ -96,6 +111,21 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> RunRecord:
     config |= _budget(log.config)
     steps = partial(_steps, columns)
     return RunRecord(Path(log.source), config, points, warnings=tuple(warnings), source_steps=steps)
+
+
+def _named_for_a_folder(log: Log, vocabulary: Vocabulary) -> Log:
+    return presentable(log.counted_from_1() if vocabulary.counts_from_0 else log)
+
+
+def _check_covers(training: Log, made: Mapping[str, Counter], evaluated: Series) -> None:
+    """Raise an InputError unless a training log counts compute up to the last evaluated step."""
+    if not made:
+        raise InputError(f"{training.source}: no times, tokens or FLOPs of steps in it")
+    last = max(training.metrics.values(), key=lambda series: series.step_N[-1]).step_N[-2:]
+    # A trainer that logs every tenth step saves its last weights between two rows: one row more is allowed.
+    if evaluated.step_N[-1] > last[-1] + np.ptp(last):
+        what = f"step {evaluated.step_N[-1]:g} was evaluated"
+        raise InputError(f"{training.source}: ends at step {last[-1]:g}, but {what}: is it of another run?")
 
 
 def _budget(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def load_run(
     format: str | None = None,
     trainer: str | None = None,
     run: str | None = None,
+    training_log: str | Path | None = None,
     devices: float | None = None,
     model: str | Path | None = None,
     max_reward: float | None = None,
@@ -78,6 +79,7 @@ def load_run(
         format: the format of the log; by default it is recognised.
         trainer: the trainer whose names the metrics have; by default it is recognised.
         run: the run to read, if there are several.
+        training_log: for evaluations of checkpoints, the log of their training: compute is taken from it.
         devices: the number of devices of the run, where the log does not say it.
         model: the model's folder or config.json, to count FLOPs.
         max_reward: what a correct answer earns: the metric is divided by it, percentages by 100.
@@ -91,7 +93,7 @@ def load_run(
     """
     cost = None if model is None else Path(model)
     source = ReadOptions(
-        *(metric, format, trainer, run, devices, cost, max_reward, min_reward, pooled),
+        *(metric, format, trainer, run, devices, training_log, cost, max_reward, min_reward, pooled),
         prompts=prompts or {},
         in_python=True,
     )
@@ -130,7 +132,7 @@ def read_source(
             "a table of compute and pass rates is read by scalerl fit, not ingest"
         )
     try:
-        logs = found.read(path, wanted(asked))
+        logs = _logs(path, found, asked)
         notes = ()
         if asked.format is None and path.is_dir():  # an output folder may hold a tracker's logs, too
             others = [one.name for one in formats() if one.name != found.name and one.recognises(path)]
@@ -138,14 +140,17 @@ def read_source(
             notes = (f"{path}: {what} (--format {others[0]})",) if others else ()
     except OSError as error:
         raise InputError(unopened(error, path)) from error
-    if not logs:
-        raise InputError(f"{path}: there are no runs in it ({found.what})")
     if asked.run is not None:
         names = [log.run if isinstance(log, Unread) else log.name for log in logs]
         logs = [log for log, name in zip(logs, names, strict=True) if name == asked.run]
         if not logs:
             raise InputError(f"{path}: no run {asked.run!r}; there are {listed(names)}")
     limits.RUNS.check(len(logs), path)
+    if asked.training_log is not None and len(logs) > 1:
+        names = [log.run if isinstance(log, Unread) else log.name for log in logs]
+        log, run = asked.naming(name="training_log"), asked.naming(name="run")
+        raise InputError(f"{path}: {log} is of one run; choose it with {run}: {listed(names)}")
+    training = _training(asked)
     made: list[RunRecord | Unread] = []
     evaluations, first_error = 0, ""
     for log in logs:
@@ -162,7 +167,7 @@ def read_source(
             ]
         for one, options in each:
             try:
-                run_read = run_of(one, options)
+                run_read = as_run(one, _vocabulary(one, options), options, training)
                 limits.EVALUATIONS.check(evaluations + len(run_read.evals), path)
             except InputError as error:
                 which = f" (in the run {log.name!r})" if len(logs) > 1 else ""
@@ -176,6 +181,29 @@ def read_source(
         more = f"; nor can any other of the {len(logs)} runs be read (--run NAME says why)" * (len(logs) > 1)
         raise InputError(f"{first_error}{more}")
     return found_runs
+
+
+def _logs(path: Path, format: Format, asked: ReadOptions) -> Sequence[Log | Unread]:
+    if not (logs := format.read(path, wanted(asked))):
+        raise InputError(f"{path}: there are no runs in it ({format.what})")
+    return logs
+
+
+def _training(asked: ReadOptions) -> tuple[Log, Vocabulary] | None:
+    """Read the log of the training whose checkpoints were evaluated, if there is one."""
+    if asked.training_log is None:
+        return None
+    path, option = Path(asked.training_log), asked.naming(name="training_log")
+    format = on_server(path) or recognise(path)
+    if format is None:
+        raise InputError(f"{path}: unknown log format; {option} takes what scalerl ingest reads")
+    try:
+        log, *others = _logs(path, format, asked)
+    except OSError as error:
+        raise InputError(unopened(error, path)) from error
+    if others or isinstance(log, Unread):
+        raise InputError(f"{path}: holds {1 + len(others)} runs; {option} takes one" if others else str(log))
+    return log, tell(log.names) or ANY
 
 
 def wanted(asked: ReadOptions) -> Wanted:

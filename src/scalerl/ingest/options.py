@@ -24,6 +24,8 @@ class ReadOptions:
     run: str | None = None
     """The name of the run to read; the others need not hold anything that could be a pass rate."""
     devices: float | None = None
+    training_log: str | Path | None = None
+    """The log of the training whose checkpoints were evaluated: its compute is taken."""
     model: Path | ModelCost | None = None
     """The model's folder or config.json, or the cost of a token."""
     max_reward: float | None = None
@@ -91,7 +93,7 @@ class ReadOptions:
             raise InputError(
                 f"{paths[0]}: a run folder has its own pass rates; {self.naming()} is for logs and tables"
             )
-        names = ["format", "trainer", "run", "devices", "model", "pooled", "each", "prompts"]
+        names = ["format", "trainer", "run", "devices", "training_log", "model", "pooled", "each", "prompts"]
         names = [name for name in names if getattr(self, name) not in (None, False, {})]
         given = [self.naming(name=name) for name in names]
         if given and not foreign:

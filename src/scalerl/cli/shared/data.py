@@ -65,6 +65,8 @@ def add_source_arguments(command: argparse.ArgumentParser, several: bool = False
     option(
         source, "--run NAME ...", f"which run to read, of several{'; repeatable' * several}", dest="run_names"
     )
+    if not several:
+        option(source, "--training-log LOG", "log of the training whose checkpoints RUN evaluates")
     option(source, "--devices N", "number of devices, if not logged", type=positive)
     option(source, "--model FOLDER", "folder or config.json of the model, to count FLOPs", type=Path)
     scale = source.add_mutually_exclusive_group()
@@ -95,7 +97,8 @@ def _options_of_runs(args: argparse.Namespace) -> list[ReadOptions]:
 
     names = ("format", "trainer", "devices", "model", "max_reward", "min_reward", "pooled", "prompts")
     given = {name: getattr(args, name) for name in names}
-    shared = ReadOptions(metric=args.y, each=getattr(args, "each", False), **given)
+    each, training_log = getattr(args, "each", False), getattr(args, "training_log", None)
+    shared = ReadOptions(metric=args.y, each=each, training_log=training_log, **given)
     return [replace(shared, run=name) for name in dict.fromkeys(args.run_names)] or [shared]
 
 
@@ -284,7 +287,8 @@ def read_siblings(paths: Sequence[str], own: Data, args: argparse.Namespace, **o
     """
     from scalerl.ingest.load import read_data
 
-    siblings = [read_data(path, own.points.axis, read_options(args), args.price) for path in paths]
+    asked = replace(read_options(args), training_log=None)
+    siblings = [read_data(path, own.points.axis, asked, args.price) for path in paths]
     check_options(args, [own, *siblings])
     if not siblings:
         return []
