@@ -224,14 +224,17 @@ def test_a_folder_names_all_that_can_be_read_in_it(log, capsys, monkeypatch):
     Path("empty.log").touch()
     Path("notes.txt").write_text("nothing of a run\n")
     Path("rows.jsonl").write_text('{"step": 1, "eval/pass_rate": 0.1}\n')
+    Path("rows.json").write_text('[{"step": 1, "eval/pass_rate": 0.1}]')
+    Path("settings.json").write_text('{"lr": 0.1, "stops": [1, 2]}')
     assert main(["fit", "."]) == 2
-    assert capsys.readouterr().err.endswith("; give one of those in it: log.csv, rows.jsonl, verl.log\n")
+    named = "log.csv, rows.json, rows.jsonl, verl.log"
+    assert capsys.readouterr().err.endswith(f"; give one of those in it: {named}\n")
     Path("mine").mkdir()
     Path("mine", "evals.jsonl").touch()
     Path("hf", "checkpoint-5").mkdir(parents=True)
     Path("hf", "checkpoint-5", "trainer_state.json").write_text('{"log_history": []}')
     assert main(["fit", "."]) == 2
-    assert capsys.readouterr().err.endswith("in it: hf, log.csv, mine, rows.jsonl, verl.log\n")
+    assert capsys.readouterr().err.endswith("in it: hf, log.csv, mine, rows.json, rows.jsonl, verl.log\n")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from scalerl.files import as_path, check_input, reading
 from scalerl.ingest.choice import candidates
 from scalerl.ingest.formats.console.reader import CONSOLE_SUFFIXES, has_rows
 from scalerl.ingest.formats.format import Format, Unread, Wanted, unopened
+from scalerl.ingest.formats.json_rows import json_rows
 from scalerl.ingest.formats.lines import HEAD
 from scalerl.ingest.formats.recognise import formats, recognise
 from scalerl.ingest.formats.table import parse_table, read_table
@@ -22,7 +23,7 @@ from scalerl.ingest.logs.log import Log
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.trackers.named import on_server
 from scalerl.ingest.vocabularies import ANY, BY_TRAINER, VOCABULARIES, Vocabulary, any_of, tell
-from scalerl.jsonl import whole_of
+from scalerl.jsonl import read_bytes, whole_of
 from scalerl.record.folder import holds_run, runs_below
 from scalerl.record.metric import is_held_out_share
 from scalerl.record.prompts import of_task
@@ -31,7 +32,7 @@ from scalerl.record.reader import RunRecord
 _MOST_LOOKED_AT = 50
 """Most entries of a folder that are searched for logs, if the folder is not a run."""
 _TABLES = (".csv", ".tsv", ".jsonl")
-"""Suffixes of tables, which have no format of their own."""
+"""Suffixes of tables, which have no format of their own; a .json file is one only if it has rows."""
 STANDARD_INPUT = "-"
 
 
@@ -353,7 +354,9 @@ def _check_holds_no_logs(folder: Path) -> None:
 
 def _is_log(path: Path) -> bool:
     try:
-        return bool(log_format(path)) or (path.suffix in _TABLES and path.is_file())
+        if log_format(path) or (path.suffix in _TABLES and path.is_file()):
+            return True
+        return path.suffix == ".json" and json_rows(read_bytes(path), str(path), []) is not None
     except (InputError, OSError):  # it is not readable, or a pipe
         return False
 
