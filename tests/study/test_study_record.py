@@ -7,6 +7,7 @@ import pytest
 
 from scalerl.cli.main import main
 from scalerl.errors import InputError
+from scalerl.record import reader
 from scalerl.study.record import StudyRecord
 
 GARBAGE = [
@@ -61,6 +62,21 @@ def test_a_run_that_cannot_be_read_is_left_out_of_the_report(studies, tmp_path, 
     assert (base["measured"], x["measured"]["seeds"]) == (None, 2)
     assert main(["study", "report", str(path)]) == 0
     assert "warning: left out: x seed 1: " in capsys.readouterr().out
+
+
+def test_a_report_reads_the_steps_of_every_run_once(studies, tmp_path, monkeypatch):
+    path = studies.write(tmp_path, {"base": studies.Truth(), "x": studies.Truth()}, seeds=2)
+    runs = sorted(path.glob("runs/*/*/"))
+    for n, run in enumerate(runs):
+        studies.lines(run / "steps.jsonl", [{"step": step, "loss": n / (1 + step)} for step in range(5)])
+    read = []
+    once = reader.read_rows
+    monkeypatch.setattr(reader, "read_rows", lambda file, said: read.append(file) or once(file, said))
+    assert main(["study", "report", str(path)]) == 0
+    assert sorted(file.parent for file in read if file.name == "steps.jsonl") == sorted(
+        path.glob("runs/*/*/")
+    )
+    assert '"metrics":["loss"]' in (path / "report.html").read_text()
 
 
 def test_a_run_whose_evaluations_are_gone_is_no_finished_run(studies, tmp_path, capsys):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -55,6 +55,8 @@ class RunRecord:
     """The task of a mixture, or the suite, whose pass rates these are (`scalerl.record.prompts.of_task`)."""
     source_steps: Callable[[], Iterable[dict[str, Any]]] | None = field(default=None, compare=False)
     """Yields the lines of steps.jsonl of a run that was read from the log of another trainer."""
+    step_columns: Mapping[str, np.ndarray] | None = field(default=None, compare=False)
+    """What `columns` returns, once `with_columns` has read it."""
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -185,6 +187,30 @@ class RunRecord:
         if self.source_steps is not None:
             return list(self.source_steps())
         return read_rows(self.path / "steps.jsonl", [])
+
+    def columns(self) -> Mapping[str, np.ndarray]:
+        """Return the numbers of all trainer steps by name, shape (N,): NaN for a step without a number.
+
+        A name under which no step has a finite number is left out.
+        """
+        if self.step_columns is not None:
+            return self.step_columns
+        rows, found = self.steps(), {}
+        for name in dict.fromkeys(name for row in rows for name in row):
+            cells = [row.get(name) for row in rows]
+            value_N = np.array([as_float(cell) for cell in cells])
+            # Booleans are numbers in Python.
+            if np.isfinite(value_N).any() and any(type(cell) in (int, float) for cell in cells):
+                found[name] = value_N
+        return found
+
+    def with_columns(self) -> Self:
+        """Return the record with its `columns` in memory, so that steps.jsonl is read once.
+
+        Raises:
+            InputError: a line of steps.jsonl cannot be read.
+        """
+        return replace(self, step_columns=self.columns())
 
     def lost(self) -> list[dict[str, Any]]:
         """Read what each resume discarded: {"resumed": Unix seconds, "lost": {"steps", ...}}."""

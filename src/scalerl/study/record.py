@@ -255,11 +255,10 @@ def _read_run(
     elif evaluated and plan.arm in stopped:
         outcome = "stopped"
     try:
-        record = RunRecord.read(folder) if evaluated else None
-        if record is not None:
-            record.steps()  # a damaged line leaves the run out here, and does not end the report later
-            if outcome == "under way" and record.has_ended:
-                outcome = "finished"
+        # A damaged line in steps.jsonl leaves the run out here, and does not end the report later.
+        record = RunRecord.read(folder).with_columns() if evaluated else None
+        if outcome == "under way" and record is not None and record.has_ended:
+            outcome = "finished"
         return StudyRun(plan, outcome, record, own)
     except InputError as error:
         return StudyRun(plan, outcome, None, own, str(error))

@@ -1,13 +1,14 @@
 """The cautions of a study: sentences on what its runs do not show."""
 
-import functools
 import itertools
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from scalerl.numbers import as_float, as_mapping, rate, rate_interval, signed, unit_for
+import numpy as np
+
+from scalerl.numbers import as_mapping, rate, rate_interval, signed, unit_for
 from scalerl.own_code import codes_in
 from scalerl.study.record import ArmPlan, StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary
@@ -62,14 +63,13 @@ def _ratios(study: StudyRecord, arm: ArmPlan) -> tuple[bool | None, bool | None]
 
     This is read from the logged steps, or inferred from the recipe's schedule if no step has ratios.
     """
-    records = [run.record for run in study.of_arm(arm.name) if run.record is not None]
+    runs = [run.record.columns() for run in study.of_arm(arm.name) if run.record is not None]
     # A skipped step trains nothing, and its ratios are NaN.
-    rows = [row for record in records for row in record.steps() if not row.get("skipped")]
-    largest = [as_float(row.get("ratio_max")) for row in rows]
-    clipped = [as_float(row.get("ratio_clipped")) for row in rows]
-    highest = max((ratio for ratio in largest if math.isfinite(ratio)), default=math.nan)
-    acted = [share for share in clipped if math.isfinite(share)]
-    never = max(acted) == 0 if acted else None
+    highest, acted = (
+        max((float(np.nanmax(run[name])) for run in runs if name in run), default=math.nan)
+        for name in ("ratio_max", "ratio_clipped")
+    )
+    never = None if math.isnan(acted) else acted == 0
     if math.isnan(highest):
         schedule = as_mapping(arm.recipe.get("schedule"))
         # OffPolicy(1) makes one update per batch of its own samples; PipelineRL(0) waits for each update.
@@ -237,11 +237,10 @@ def same_runs(study: StudyRecord) -> list[tuple[str, str]]:
         for name, of_arm in records.items()
     }
 
-    @functools.cache
-    def steps(name: str) -> list[list[tuple[str, ...]]]:
-        # As strings, since NaN is not equal to itself.
-        of_runs = [one.steps() if one is not None else [] for one in records[name]]
-        return [[tuple(repr(row.get(key)) for key in _OF_STEPS) for row in rows] for rows in of_runs]
+    def steps(name: str) -> list[list[bytes]]:
+        # As bytes, since NaN is not equal to itself.
+        columns = [one.columns() if one is not None else {} for one in records[name]]
+        return [[one[key].tobytes() if key in one else b"" for key in _OF_STEPS] for one in columns]
 
     # Exact equality is the test, as a difference that acts once changes all later samples.
     return [

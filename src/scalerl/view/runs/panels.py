@@ -240,12 +240,9 @@ def _of_table(points: Points) -> tuple[Columns, Columns]:
 
 def _columns(record: RunRecord) -> tuple[Columns, Columns]:
     """Return the steps and all of their numbers; if they have none, those of the evaluations."""
-    rows = record.steps()
-    step_N, columns = field(rows, "step"), {}
-    for name in dict.fromkeys(name for row in rows for name in row if name not in _NO_METRIC):
-        numbers = any(type(row.get(name)) in (int, float) for row in rows)
-        if numbers and np.isfinite(value_N := field(rows, name)).any():
-            columns[name] = value_N
+    found = record.columns()
+    columns = {name: value_N for name, value_N in found.items() if name not in _NO_METRIC}
+    step_N = found.get("step", np.full(len(next(iter(columns.values()), ())), math.nan))
     if not columns:
         step_N = np.array([float(point.step) for point in record.evals])
         for name in _OF_EVALUATIONS:
