@@ -217,6 +217,24 @@ def test_what_cannot_be_shown_is_said_in_one_line(runs, tmp_path, monkeypatch, c
     assert out == ""
 
 
+@pytest.mark.parametrize("name", ["evals.jsonl", "steps.jsonl"])
+def test_a_damaged_run_is_left_out_among_others_and_an_error_alone(runs, tmp_path, capsys, name):
+    torn = shutil.copytree(runs / "a1", tmp_path / "torn")
+    lines = (torn / name).read_text().splitlines() if name == "evals.jsonl" else ["{}"] * 3
+    (torn / name).write_text("\n".join([*lines[:2], "{torn", *lines[2:]]) + "\n")
+    page, said = tmp_path / "p.html", f"{torn}/{name}, line 3: not JSON ("
+    assert main(["report", str(torn), "-o", str(page)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"scalerl: {said}")
+    assert not page.exists()
+    written = ["-o", str(page), "--markdown", str(tmp_path / "p.md")]
+    assert main(["report", str(runs / "a0"), str(torn), str(runs / "b"), *written]) == 0
+    assert f"warning: left out: {torn}: {said}" in capsys.readouterr().err
+    assert len(data_of(page.read_text())["runs"]) == 2
+    assert f"left out: torn: torn/{name}, line 3" in (tmp_path / "p.md").read_text()
+
+
 def test_the_numbers_of_the_json_are_those_of_fit(runs, tmp_path, capsys):
     assert report(runs, "-o", tmp_path / "p.html", "--budget", BUDGET, "--json", sources=("a0", "b")) == 0
     answer = json.loads(capsys.readouterr().out)

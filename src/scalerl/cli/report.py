@@ -115,6 +115,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     """Read, name and fit the runs; return also their paths, and the runs that cannot be read."""
     from scalerl.cli.console import share_shown
     from scalerl.forecast.recipes import distinct, run_name
+    from scalerl.view.assets import without_folders
     from scalerl.view.facts.fit_rows import common_budget
     from scalerl.view.facts.shown import ShownRun
     from scalerl.view.runs.gathered import RunsView, compared
@@ -122,7 +123,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     paths = paths_of(args)
     if not paths:
         raise InputError("report needs a RUN or a FILE")
-    read, unread = read_each(paths, args)
+    read, unread = read_each(paths, args, steps=True)
     found = _on_one_axis(read, args)
     check_one_axis(found)
     settle_amounts(args, found)
@@ -140,7 +141,9 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
             shown(len(runs) / len(found))
     pairs = list(zip(found, runs, strict=True))
     recipes = {name: [run for _, run in members] for name, members in recipes_of(args, pairs).items()}
-    view = RunsView(tuple(runs), budget=args.budget, target=args.target, price=args.price, **options)
+    asked = {"budget": args.budget, "target": args.target, "price": args.price, **options}
+    left_out = tuple(without_folders(str(one), Path(one.path).parent) for one in unread)
+    view = RunsView(tuple(runs), left_out=left_out, **asked)
     return compared(view, recipes, args.base, args.budget), paths, unread
 
 

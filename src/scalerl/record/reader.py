@@ -210,7 +210,8 @@ class RunRecord:
         Raises:
             InputError: a line of steps.jsonl cannot be read.
         """
-        return replace(self, step_columns=self.columns())
+        # Of a log all columns are in memory already.
+        return self if self.source_steps is not None else replace(self, step_columns=self.columns())
 
     def lost(self) -> list[dict[str, Any]]:
         """Read what each resume discarded: {"resumed": Unix seconds, "lost": {"steps", ...}}."""

@@ -116,12 +116,12 @@ def _prompts(text: str) -> dict[str, int]:
 
 
 def read_each(
-    paths: Sequence[str], args: argparse.Namespace, least: int = 1, once: bool = True
+    paths: Sequence[str], args: argparse.Namespace, *, least: int = 1, once: bool = True, steps: bool = False
 ) -> tuple[list[Data], list[Unread]]:
     """Read the runs at several paths; a run that cannot be read becomes an `Unread`, and the others are read.
 
     A folder of run folders stands for the runs in it. A log may have several runs; each --run names one. With
-    `once`, a path given twice is an error.
+    `once`, a path given twice is an error; with `steps`, so is a steps.jsonl that cannot be read.
 
     Raises:
         InputError: there is nothing at a path, fewer than `least` runs can be read, or an option is for logs
@@ -141,8 +141,9 @@ def read_each(
             seen.add(Path(one).resolve())
             for options in _options_of_runs(args):
                 try:
-                    read = read_all(one, args.x, options, args.price)
-                    found += [replace(data, given=path) for data in read]
+                    for data in read_all(one, args.x, options, args.price):
+                        record = data.record.with_columns() if data.record and steps else data.record
+                        found.append(replace(data, given=path, record=record))
                 except InputError as error:
                     if one != STANDARD_INPUT and not os.path.lexists(one):
                         raise

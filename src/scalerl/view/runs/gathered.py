@@ -52,6 +52,8 @@ class RunsView:
     """Why nothing is compared, in a sentence."""
     price: float | None = None
     """Dollars per GPU-hour, for the axis `dollars`."""
+    left_out: tuple[str, ...] = ()
+    """Sentences on runs that cannot be read."""
 
     @property
     def axis(self) -> str:
