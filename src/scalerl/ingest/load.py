@@ -9,7 +9,7 @@ from typing import Self
 
 from scalerl import limits
 from scalerl.curve.points import Points
-from scalerl.errors import InputError, listed
+from scalerl.errors import InputError, NoEvaluationError, listed
 from scalerl.files import as_path, check_input, reading
 from scalerl.ingest.choice import candidates
 from scalerl.ingest.formats.console.reader import CONSOLE_SUFFIXES, has_rows
@@ -332,6 +332,8 @@ def _records(path: str | Path, source: ReadOptions) -> tuple[FoundRuns | None, b
     if not holds_run(place):
         _check_holds_no_logs(place)
     record = RunRecord.read(path)
+    if not record.evals:  # a run that has just begun may have the file already
+        raise NoEvaluationError(f"{path}: the run has no evaluation yet")
     return FoundRuns((record if source.task is None else of_task(record, source.task),)), False
 
 

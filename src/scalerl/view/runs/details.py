@@ -37,7 +37,7 @@ def run_sections(run: ShownRun, end: float) -> list[PageSection]:
     if run.fit is not None and run.part is not None:
         fits.append(PagePart("Fitted on the part that holds", rows=fit_rows(run.part, [end])))
     found, record = [PageSection("The fit", fits)], run.record
-    if record is None or not record.evals:
+    if record is None:
         return found
     stratum = str(record.config.get("strata") or "stratum")
     recipe = [PagePart(title, rows=rows) for title, rows in recipe_sections(record.config.get("recipe"))]

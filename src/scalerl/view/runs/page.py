@@ -92,7 +92,7 @@ def runs_document(view: RunsView) -> Document:
 
 
 def _facts(view: RunsView) -> list[Pair]:
-    if len(view.runs) == 1 and (record := view.runs[0].record) is not None and record.evals:
+    if len(view.runs) == 1 and (record := view.runs[0].record) is not None:
         rows, fit = head(record, view.axis), view.runs[0].fit
         if view.max_compute < math.inf and fit is not None:
             rows.append(("fitted", f"{fit.n_points} evaluations, up to {view.unit.show(view.spent)}"))
