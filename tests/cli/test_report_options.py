@@ -235,6 +235,24 @@ def test_a_damaged_run_is_left_out_among_others_and_an_error_alone(runs, tmp_pat
     assert f"left out: torn: torn/{name}, line 3" in (tmp_path / "p.md").read_text()
 
 
+def test_a_run_too_short_to_compare_is_named_as_compare_names_it(runs, tmp_path, capsys):
+    young = shutil.copytree(runs / "a1", tmp_path / "young")
+    rows = (young / "evals.jsonl").read_text().splitlines()[:5]
+    (young / "evals.jsonl").write_text("\n".join(rows) + "\n")
+    paths = [str(runs / "a0"), str(young), str(runs / "b")]
+    why = "5 evaluations; a verdict needs at least 6"
+    assert main(["compare", *paths]) == 0
+    assert f"warning: left out: {young}: {why}" in capsys.readouterr().err
+    words = ["-o", str(tmp_path / "p.html"), "--markdown", str(tmp_path / "p.md")]
+    assert main(["report", *paths, *words]) == 0
+    assert f"warning: left out of the comparison: base (young): {why}" in capsys.readouterr().err
+    assert f"left out of the comparison: base (young): {why}" in (tmp_path / "p.md").read_text()
+    assert main(["report", *paths, *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == [
+        f"left out of the comparison: base (young): {why}"
+    ]
+
+
 def test_the_numbers_of_the_json_are_those_of_fit(runs, tmp_path, capsys):
     assert report(runs, "-o", tmp_path / "p.html", "--budget", BUDGET, "--json", sources=("a0", "b")) == 0
     answer = json.loads(capsys.readouterr().out)

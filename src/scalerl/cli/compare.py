@@ -115,24 +115,20 @@ def run(args: argparse.Namespace) -> None:
 
 def _fitted(read: Sequence[Data], args: argparse.Namespace) -> tuple[list[Run], list[Unread]]:
     """Fit all runs; one with too few evaluations is returned as `Unread`."""
-    from scalerl.curve import fit
     from scalerl.ingest.formats.format import Unread
+    from scalerl.view.facts.shown import ShownRun
 
     found: list[Run] = []
-    errors: list[CannotAnswerError] = []
     unread: list[Unread] = []
     for data in read:
-        try:
-            fitted = fit(data.points, **fit_options(args), level=args.level)
-            if fitted.too_few:
-                raise CannotAnswerError(f"{data.points.source}: {fitted.too_few}")
-            found.append((data, fitted))
-        except CannotAnswerError as error:
-            errors.append(error)
-            name = data.record.name if data.record is not None and data.foreign else ""
-            unread.append(Unread(data.path, name, str(error)))
-    if errors and len(found) < 2:
-        raise errors[0]
+        name = data.record.name if data.record is not None and data.foreign else ""
+        run = ShownRun(name, data.points, data.record).fitted_with(**fit_options(args), level=args.level)
+        if run.fit is not None and not run.not_compared:
+            found.append((data, run.fit))
+        else:
+            unread.append(Unread(data.path, name, run.not_compared))
+    if unread and len(found) < 2:
+        raise CannotAnswerError(f"{unread[0].path}: {unread[0].reason}")
     return found, unread
 
 

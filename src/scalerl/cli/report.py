@@ -101,11 +101,11 @@ def run(args: argparse.Namespace) -> None:
             "comparison": view.comparison and view.comparison.to_json(),
             "unread": [one.to_json() for one in unread],
             "not_compared": view.not_compared or None,
-            "warnings": view.beyond,
+            "warnings": [*view.uncompared, *view.beyond],
         }
         print_json(answer)
         return
-    print_warnings([*unread, *view.beyond])
+    print_warnings([*unread, *view.uncompared, *view.beyond])
     print_warnings(f"{run.name}: {warning}" for run in view.runs for warning in warnings_of(run))
     print_warnings(f"{run.name}: no curve: {run.reason}" for run in view.runs if run.fit is None)
     print("\n".join(map(str, written)))

@@ -122,9 +122,8 @@ def fit_arms(
             return FittedRun(run, str(error).removeprefix(f"{run.record.evals_file}: "))
         # All evaluations of any run: one that failed late has most of its information.
         shown = ShownRun(f"{run.plan.arm} seed {run.plan.seed}", points, run.record).fitted_with(level=level)
-        if shown.fit and (few := shown.fit.too_few):
-            shown = replace(shown, fit=None, reason=few)
-        return FittedRun(run, shown.reason, shown)
+        why = shown.not_compared
+        return FittedRun(run, why, replace(shown, fit=None, reason=why) if why else shown)
 
     found: dict[str, tuple[FittedRun, ...]] = {arm.name: () for arm in study.arms}
     for done, run in enumerate(study.runs, start=1):

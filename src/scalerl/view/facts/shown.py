@@ -62,6 +62,11 @@ class ShownRun:
         text = repr((str(path.absolute()), *names))
         return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
 
+    @property
+    def not_compared(self) -> str:
+        """Why comparisons leave it out: it has no fit, or too few evaluations; empty if they do not."""
+        return self.fit.too_few if self.fit is not None else self.reason
+
     @functools.cached_property
     def part(self) -> Fit | None:
         """The fit to the part that holds, for a run that no curve describes as a whole."""

@@ -101,6 +101,12 @@ class RunsView:
         found = beyond(amounts, [(run.points, run.record) for run in self.runs])
         return [found] if found else []
 
+    @property
+    def uncompared(self) -> list[str]:
+        """Sentences on the runs with a curve that the comparison leaves out."""
+        short = [run for run in self.runs if self.comparison and run.fit and run.not_compared]
+        return [f"left out of the comparison: {run.name}: {run.not_compared}" for run in short]
+
     @functools.cached_property
     def recipe_groups(self) -> list[RunGroup]:
         """The runs grouped by recipe, as in the comparison."""
@@ -145,9 +151,7 @@ def compared(
     if base is not None and base not in recipes:
         raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(recipes)}")
     view = replace(view, recipes=recipes)
-    able = {
-        name: [run for run in members if run.fit and not run.fit.too_few] for name, members in recipes.items()
-    }
+    able = {name: [run for run in members if not run.not_compared] for name, members in recipes.items()}
     fits = {name: [run.fit for run in members if run.fit] for name, members in able.items() if members}
     if len(fits) < 2 or (base is not None and base not in fits):
         return replace(view, not_compared=f"Nothing is compared: {_lacking(recipes, able)}.")
@@ -171,8 +175,8 @@ def _lacking(recipes: Mapping[str, Sequence[ShownRun]], able: Mapping[str, Seque
     if len(recipes) == 1:
         return f"all runs are of one recipe, {next(iter(recipes))}"
     first = {name: members[0] for name, members in recipes.items() if not able[name]}
-    why = {name: run.fit.too_few if run.fit else run.reason for name, run in first.items()}
-    return listed([f"no run of {name} can be compared ({reason})" for name, reason in why.items()], most=3)
+    why = [f"no run of {name} can be compared ({run.not_compared})" for name, run in first.items()]
+    return listed(why, most=3)
 
 
 MOST_PARTS = 20

@@ -175,7 +175,7 @@ def _warnings(view: RunsView) -> list[Pair]:
         said += [(run.name, one) for one in unsaid]
     several = len(view.runs) > 1
     named = [(", ".join(names) if several else "", text) for text, names in grouped(said).items()]
-    return [*(("", text) for text in (*view.left_out, *view.beyond)), *named]
+    return [*(("", text) for text in (*view.left_out, *view.uncompared, *view.beyond)), *named]
 
 
 def _tables(view: RunsView) -> list[PageSection]:
