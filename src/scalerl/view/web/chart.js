@@ -22,7 +22,7 @@ var scalerlChart = (() => {
   const FILTERED = 8;  // runs from which on there is a filter
 
   return function scalerlChart(element, data, label = "Pass rate against compute") {
-    const state = { by: "", filter: "", near: null, at: null, hidden: new Set(), picked: new Map(), names: "" };
+    const state = { by: "", asked: "", filter: "", near: null, at: null, hidden: new Set(), picked: new Map(), names: "" };
     let entries = [];
     const select = node("select");
     const log = node("button", { type: "button" }, "Logarithmic");
@@ -455,7 +455,8 @@ var scalerlChart = (() => {
         node("option", { value: axis.key, selected: axis.key === state.axis }, axis.label)));
       log.setAttribute("aria-pressed", String(state.log));
       const ways = data.groupings.filter((one) => one.groups.some((group) => group.runs.length > 1)).map((one) => one.by);
-      if (!state.by || ![...ways, "run"].includes(state.by)) state.by = ways.includes("recipe") ? "recipe" : "run";
+      // What was asked for stays asked for while the runs have no such groups, as a run alone.
+      state.by = [...ways, "run"].includes(state.asked) ? state.asked : ways.includes("recipe") ? "recipe" : "run";
       by.replaceChildren(...[...ways, "run"].map((key) => node("option", { value: key, selected: key === state.by }, key)));
       byLabel.hidden = !ways.length;
       filter.hidden = data.runs.filter((run) => !run.task).length < FILTERED;
@@ -576,7 +577,7 @@ var scalerlChart = (() => {
       Plotly.Fx.hover(plot, [{ curveNumber: number, pointNumber: at }]);
     }
 
-    by.addEventListener("change", () => { state.by = by.value; state.hidden.clear(); state.picked.clear(); regroup(); find(); });
+    by.addEventListener("change", () => { state.asked = state.by = by.value; state.hidden.clear(); state.picked.clear(); regroup(); find(); });
     filter.addEventListener("input", find);
     select.addEventListener("change", () => { state.axis = select.value; later(); });
     log.addEventListener("click", () => {
