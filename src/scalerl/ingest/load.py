@@ -165,7 +165,7 @@ def read_source(
             each = [
                 (replace(log, name=f"{log.name}: {one.name}"), replace(asked, metric=one.name, each=False))
                 for one in candidates(log, _vocabulary(log, asked), asked)
-            ]
+            ] or each  # without a metric that is held out, reading one says so
         for one, options in each:
             try:
                 run_read = as_run(one, _vocabulary(one, options), options, training)

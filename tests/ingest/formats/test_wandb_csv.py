@@ -198,6 +198,14 @@ def test_only_what_is_wanted(tmp_path):
     assert log.names == ("acc", "loss")
 
 
+def test_a_chart_without_a_known_metric_says_so_for_each(tmp_path):
+    chart = write(tmp_path, [header("Step", "r - loss"), *([n, *thrice(1.5)] for n in range(20))])
+    with pytest.raises(
+        InputError, match=r"no metric here is a known pass rate or reward; --y takes one of: loss"
+    ):
+        read_source(chart, ReadOptions(each=True))
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
