@@ -20,7 +20,7 @@ from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.options import ReadOptions
 from scalerl.ingest.shares import completions_of, n_samples, shares_of
 from scalerl.ingest.vocabularies import Vocabulary, is_of_training, set_of, timed_set, wildcard
-from scalerl.record.left_out import APART, NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
+from scalerl.record.left_out import APART, NO_STEP, NONE, REPEATED, VALUELESS, LeftOut, Omitted, shown_step
 from scalerl.record.metric import (
     Kind,
     Metric,
@@ -29,6 +29,11 @@ from scalerl.record.metric import (
     is_of_evaluation,
     kind_of,
 )
+
+_LEAST_GAPS = 7
+"""Least gaps between values, as of four evaluations on two sets, for a pattern to show in them."""
+_ORDERED = 0.9
+"""Share of the evaluations in which several sets have the same order by their values."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +92,41 @@ def choose(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> tuple[Candid
         chosen = _largest(usable, asked, warnings)
     else:
         chosen = _unasked(log, vocabulary, found, asked, warnings)
+    if _comes_in_turns(log, chosen.name):
+        raise InputError(
+            f"{log.source}: '{chosen.name}' has several values at each evaluation, as of several data sets, "
+            "and nothing tells which value is of which: add eval/SET_runtime of every set to the chart, or "
+            "read trainer_state.json or W&B's files, whose rows do"
+        )
     if chosen.how:
         warnings.append(chosen.how)
     is_named = asked.metric is not None and len(found) == 1
     others = tuple(one.name for one in found if one is not chosen)
     metric = replace(chosen.metric, others=others, is_chosen=is_named)
     return replace(chosen, metric=metric), warnings
+
+
+def _comes_in_turns(log: Log, name: str) -> bool:
+    """Return whether a chart has values of several sets in turn: at one step, or at one step after another.
+
+    TRL logs several evaluation sets under one name, each by a call of its own, and W&B counts calls.
+    """
+    omitted, series = log.omitted.get(name), log.metrics[name]
+    again_V = omitted.step_V[omitted.reason_V == code_of(REPEATED)] if omitted is not None else np.zeros(0)
+    gap_V = np.diff(np.sort(np.concatenate([series.step_N, again_V])))
+    if log.format != "wandb-csv" or len(gap_V) < _LEAST_GAPS:
+        return False
+    is_near_V = (gap_V <= 1) & (gap_V < gap_V.max())
+    sets = int(np.argmin(is_near_V)) + 1
+    if sets == 1 or (is_near_V != (np.arange(len(gap_V)) % sets < sets - 1)).any():
+        return False
+    if len(again_V):
+        return True
+    # A run of one set that lacks every so many steps rises on; several sets keep their order, and go back.
+    turn_TK = series.value_N[: len(series) // sets * sets].reshape(-1, sets)
+    is_ordered_T = (np.argsort(turn_TK) == np.argsort(turn_TK.mean(axis=0))).all(axis=1)
+    change = np.mean(turn_TK[:, -1] - turn_TK[:, 0]) * np.mean(turn_TK[1:, 0] - turn_TK[:-1, -1])
+    return bool(change < 0 and is_ordered_T.mean() >= _ORDERED)
 
 
 def candidates(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> list[Candidate]:

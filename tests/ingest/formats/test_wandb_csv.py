@@ -198,6 +198,54 @@ def test_only_what_is_wanted(tmp_path):
     assert log.names == ("acc", "loss")
 
 
+REWARD = "eval/rewards/accuracy_reward/mean"
+
+
+def of_two_sets(tmp_path, x, names, *columns):
+    """A chart of TRL, which evaluates gsm8k, then math; `columns` says which of them each metric is of."""
+    calls = range(24)
+    steps = [10 * (call // 2) + (call % 2 if x == "Step" else 0) for call in calls]
+    rates = [0.1 + call / 100 + 0.3 * (call % 2 == 0) for call in calls]
+    cells = [[rates[call] if call % 2 in filled else "" for call in calls] for filled in columns]
+    names = [f"grpo - {name}" for name in names]
+    rows = ([step, *thrice(*row)] for step, row in zip(steps, zip(*cells, strict=True), strict=True))
+    return write(tmp_path, [header(x, *names), *rows])
+
+
+@pytest.mark.parametrize("x", ["Step", "train/global_step"])
+def test_sets_in_columns_of_their_own_are_fitted_each(tmp_path, x):
+    """Without another metric in the chart, their names alone show that the trainer is TRL."""
+    names = [REWARD.replace("eval/", f"eval/{name}_") for name in ("gsm8k", "math")]
+    chart = of_two_sets(tmp_path, x, names, [0], [1])
+    runs = read_source(chart, ReadOptions(each=True)).runs
+    assert [run.metric.dataset for run in runs] == ["gsm8k", "math"]
+    assert [run.evals[-1].pass_rate for run in runs] == pytest.approx([0.62, 0.33])
+    (named,) = read_source(chart, ReadOptions(metric=names[1])).runs
+    assert (named.metric.dataset, len(named.evals)) == ("math", 12)
+
+
+@pytest.mark.parametrize("x", ["Step", "train/global_step"])
+@pytest.mark.parametrize("asked", [ReadOptions(), ReadOptions(metric=REWARD), ReadOptions(each=True)])
+def test_sets_in_one_column_are_told_apart_by_their_seconds_or_refused(tmp_path, x, asked):
+    with pytest.raises(
+        InputError, match=r"has several values at each evaluation, .* add eval/SET_runtime of"
+    ):
+        read_source(of_two_sets(tmp_path, x, [REWARD], [0, 1]), asked)
+    names = [REWARD, "eval/gsm8k_runtime", "eval/math_runtime"]
+    chart = of_two_sets(tmp_path, x, names, [0, 1], [0], [1])
+    runs = read_source(chart, ReadOptions(each=True)).runs
+    assert [run.evals[-1].pass_rate for run in runs] == pytest.approx([0.62, 0.33])
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+def test_evaluations_of_one_set_are_one_curve_even_where_steps_are_missing_at_regular_places(tmp_path, every):
+    """As where a call in three logs the training alone."""
+    steps = [n for n in range(30) if every == 1 or n % every]
+    rows = [header("Step", f"grpo - {REWARD}"), *([n, *thrice(n / 100)] for n in steps)]
+    (run,) = read_source(write(tmp_path, rows)).runs
+    assert len(run.evals) == len(steps)
+
+
 def test_a_chart_without_a_known_metric_says_so_for_each(tmp_path):
     chart = write(tmp_path, [header("Step", "r - loss"), *([n, *thrice(1.5)] for n in range(20))])
     with pytest.raises(
