@@ -209,7 +209,9 @@ def _module(source: str) -> ModuleType:
     if source.endswith(".py"):
         path = Path(source).resolve()
         if not path.is_file():
-            raise FileNotFoundError(f"no file {path}")
+            # Runs record absolute paths, and keep the hash of the code alone.
+            advice = "; a run needs its code where it was: put it back there" * Path(source).is_absolute()
+            raise FileNotFoundError(f"no file {path}{advice}")
         # Dots in a path would separate packages: quoted, the path is one module name, which `_Files` finds.
         return importlib.import_module(_FILE + quote(str(path), safe="/ ").replace(".", "%2E"))
     here = str(Path.cwd())

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -240,6 +241,18 @@ def test_a_change_of_the_same_kind_keeps_its_parameters(here):
     same = changed(values, {"loss": {"kind": "losses.py:Topr"}})
     assert same["loss"]["max_ratio"] == 2.0
     assert from_dict(changed(values, {"loss": {"kind": "cispo"}})).loss == Cispo()
+
+
+def test_a_run_whose_code_is_gone_says_where_it_was(here):
+    """Its folder has the hash of the code, and no copy."""
+    (here / "run").mkdir()
+    config = {"schema": 1, "recipe": load_recipe("demo", OWN).to_json()}
+    (here / "run" / "config.json").write_text(json.dumps(config))
+    assert load_recipe(here / "run") == load_recipe("demo", OWN)
+    (here / "losses.py").rename(here / "run" / "losses.py")
+    why = f"no file {here}/losses.py; a run needs its code where it was: put it back there"
+    with pytest.raises(InputError, match=re.escape(f"cannot be loaded (FileNotFoundError: {why})")):
+        load_recipe(here / "run")
 
 
 def test_a_data_set_takes_a_verifier(here):
