@@ -114,6 +114,75 @@ def test_lighteval(tmp_path):
     assert run.config["metric"]["prompts"] == 500
 
 
+def inspect(task, model, rate, *, reducer="mean", **more):
+    """A log of Inspect 0.3.285 in JSON: log/_log.py, without its samples."""
+    score = {"name": "match", "scorer": "match", "reducer": reducer, "params": {}}
+    score["metrics"] = {
+        "accuracy": {"name": "accuracy", "value": rate},
+        "stderr": {"name": "stderr", "value": 0.01},
+    }
+    about = {"created": "2026-08-07T11:16:36+00:00", "task": task, "model": model, "config": {"epochs": 4}}
+    done = {"total_samples": 400, "completed_samples": 400, "scores": [score]}
+    return {"version": 2, "status": "success", "eval": about, "results": done, **more}
+
+
+@pytest.mark.parametrize("in_path", [False, True])
+def test_inspect(tmp_path, in_path):
+    """The step is in the name of the model or in the path, beside the id of each evaluation."""
+    for step in (100, 200, 300):
+        for n, (task, rate) in enumerate({"gsm8k": step / 400, "aime": 0.1}.items()):
+            model, folder = (
+                (f"vllm/out/checkpoint-{step}", ".") if not in_path else ("vllm/local", f"step_{step}")
+            )
+            name = f"2026-08-07T11-16-36+00-00_{task}_8zXjbRzCWrL9GXi{step}{n}vus.json"
+            write(tmp_path / "logs" / folder / name, inspect(task, model, rate))
+    write(tmp_path / "logs" / "step_400.json", inspect("gsm8k", "vllm/out/checkpoint-400", 0, status="error"))
+    best = inspect("gsm8k", "vllm/out/checkpoint-500", 1.0, reducer="max")  # of 4 epochs: pass@4
+    write(tmp_path / "logs" / "step_500.json", best)
+    assert recognise(tmp_path / "logs") is FORMAT
+    run = load_run(tmp_path / "logs", metric="eval/gsm8k/accuracy,match")
+    assert [(one.step, one.pass_rate) for one in run.evals] == [(100, 0.25), (200, 0.5), (300, 0.75)]
+    assert (run.metric.dataset, run.metric.n_prompts, run.metric.n_samples) == ("gsm8k", 100, 4)
+    assert run.metric.others == ()
+    assert load_run(tmp_path / "logs").metric.others == ("eval/gsm8k/accuracy,match",)
+
+
+def olmes(task, model, primary, rate, **more):
+    """A file of OLMES: task-000-TASK-metrics.json."""
+    return {
+        "task_name": task,
+        "task_hash": "bd4f",
+        "model_hash": "c21e",
+        "model_config": {"model": model, "revision": None, "max_length": 4096},
+        "task_config": {"task_name": task, "primary_metric": primary, "num_shots": 8},
+        "num_instances": 1319,
+        "metrics": {primary: rate, "f1": 0.9, "primary_score": rate},
+        **more,
+    }
+
+
+@pytest.mark.parametrize("in_path", [False, True])
+def test_olmes(tmp_path, in_path):
+    """Of each task the primary metric, if that is a share of right answers."""
+    tasks = {"gsm8k::olmes": "exact_match", "squad": "f1", "arc:mc": "acc_raw", "wiki": "bits_per_byte"}
+    for step in (100, 200):
+        # As users name the output folder of each checkpoint.
+        folder = tmp_path / (f"step_{step}" if in_path else f"{step}")
+        model = "out/hf" if in_path else f"out/step{step}-hf"
+        for n, (task, primary) in enumerate(tasks.items()):
+            found = olmes(task, model, primary, step / 400)
+            write(folder / f"task-00{n}-{task}-metrics.json", found)
+            write(folder / f"task-00{n}-{task}-config.json", found["task_config"])
+        whole = {"all_primary_scores": ["gsm8k: 0.1"], "tasks": [], "model_config": {"model": model}}
+        write(folder / "metrics.json", whole)
+    assert recognise(tmp_path) is FORMAT
+    run = load_run(tmp_path)
+    names = {run.metric.name, *run.metric.others}
+    assert names == {"eval/gsm8k::olmes/exact_match", "eval/arc:mc/acc_raw"}
+    assert [(one.step, one.pass_rate) for one in run.evals] == [(100, 0.25), (200, 0.5)]
+    assert run.metric.n_prompts == 1319
+
+
 def test_runs_are_told_apart_by_their_models(tmp_path):
     for recipe in ("grpo", "dapo"):
         for step in (10, 20):

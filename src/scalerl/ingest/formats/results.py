@@ -2,6 +2,8 @@
 
     lm-evaluation-harness   "results" by task, "n-samples", "model_name" (loggers/evaluation_tracker.py)
     lighteval               "results" by task, "config_general" (logging/evaluation_tracker.py)
+    Inspect                 "results" of the task in "eval", as JSON (inspect_ai/log/_log.py)
+    OLMES                   "metrics" of the task in "task_name", of which one is primary
     other scripts           an object with numbers, one of which is named for correctness
 
 The step of a harness's file is in the name of its model, else in its path. Any other file has a `step`, or
@@ -21,7 +23,7 @@ from typing import Any
 from scalerl.errors import InputError, counted, listed
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import folders_below, head, name_of
-from scalerl.ingest.formats.rows import STEPS
+from scalerl.ingest.formats.rows import STEPS, unix_seconds
 from scalerl.ingest.logs.log import Log, LogBuilder, Room, as_number, finite
 from scalerl.jsonl import flat, read_object
 from scalerl.numbers import as_mapping
@@ -34,7 +36,15 @@ _LOOKED_AT, _FILES_SEEN = 8, 2000
 _STEP = re.compile(
     r"(?:^|(?<=[^a-z]))(?:checkpoint|ckpt|step|iter(?:ation)?|update)[-_=]?(\d{1,15})(?![0-9a-z]|\.\d)", re.I
 )
-_DATE = re.compile(r"[-_]?\d{4}-\d\d-\d\dT[\d.:-]+\d")
+_APART = re.compile(
+    r"[-_]?\d{4}-\d\d-\d\dT[\d.:+-]+\d(?:_[^/]*_[0-9A-Za-z]{22}(?=\.json$))?|task-\d+-[^/]*(?=-metrics\.json$)"
+)
+"""What tells files of one run apart: a date; with it the task and an id (Inspect); the task (OLMES)."""
+_HARNESS = re.compile(
+    rb'\s*\{\s*"(?:results"\s*:\s*\{|config_general"|version"\s*:\s*\d+\s*,\s*"status"\s*:|task_name"\s*:'
+    rb'\s*"[^"]*"\s*,\s*"task_hash")'
+)
+"""How the files of harnesses start."""
 _MODEL_ARGUMENTS = ("peft", "delta", "pretrained", "model", "path")
 """The arguments from which lm-evaluation-harness takes a model's name, in this order."""
 
@@ -97,13 +107,15 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
 
 
 FORMAT = Format(
-    "results", "a folder with results of evaluated checkpoints (lm-eval, lighteval)", recognises, read
+    "results",
+    "a folder with results of evaluated checkpoints (lm-eval, lighteval, Inspect, OLMES)",
+    recognises,
+    read,
 )
 
 
 def _is_of_harness(path: Path) -> bool:
-    start = head(path, _FIRST)  # of many files, most of which are something else
-    return re.match(rb'\s*\{\s*"(?:results"\s*:\s*\{|config_general")', start) is not None
+    return _HARNESS.match(head(path, _FIRST)) is not None  # of many files, most of which are something else
 
 
 def _files(folder: Path, most: int | None = None) -> Iterator[Path]:
@@ -141,11 +153,11 @@ def _result(file: Path, folder: Path) -> _Results | None:
         InputError: it is not a JSON object, or cannot be read.
     """
     found = read_object(file)
-    values, model = _harness(found) or (flat(found, "eval/", "/"), "")
+    values, model = _harness(found) or _inspect(found) or _olmes(found) or (flat(found, "eval/", "/"), "")
     values = {name: value for name, value in values.items() if as_number(value) is not None}
     if not model and not any(map(is_named_for_correctness, values)):
         return None
-    place = _DATE.sub("", file.relative_to(folder).as_posix())
+    place = _APART.sub("", file.relative_to(folder).as_posix())
     own = next((found[name] for name in STEPS if name in found and not model), None)
     if not math.isnan(finite(own)):
         return _Results(values, finite(own), re.sub(r"\d+", "*", place), model, 0.0)
@@ -153,7 +165,7 @@ def _result(file: Path, folder: Path) -> _Results | None:
     step = step_named_in(text)
     # For a file in a folder both may have the step in their name.
     run = _STEP.sub(lambda found: "*" if int(found[1]) == step else found[0], text)
-    made = finite(found.get("date"))
+    made = unix_seconds(found.get("date") or as_mapping(found.get("eval")).get("created"))
     return _Results(values, math.nan if step is None else step, run, model, 0.0 if math.isnan(made) else made)
 
 
@@ -178,6 +190,39 @@ def _harness(found: Mapping[str, Any]) -> tuple[dict[str, Any], str] | None:
     names = [as_mapping(lighteval.get("model_config")).get("model_name"), lighteval.get("model_name")]
     names += [found.get("model_name"), *map(arguments.get, _MODEL_ARGUMENTS)]
     return values, next((name for name in names if name and isinstance(name, str)), "?")
+
+
+def _inspect(found: Mapping[str, Any]) -> tuple[dict[str, Any], str] | None:
+    """Return the accuracy by each scorer, and the model; None if it is not from Inspect.
+
+    A mean over epochs is a share of right answers, and no other reducer's: the best of them is pass@k.
+    """
+    asked, results = as_mapping(found.get("eval")), as_mapping(found.get("results"))
+    if not isinstance(task := asked.get("task"), str) or "status" not in found:
+        return None
+    if found["status"] != "success":
+        return {}, ""
+    scores, epochs = results.get("scores"), finite(as_mapping(asked.get("config")).get("epochs"))
+    epochs = epochs if epochs > 0 else 1.0  # NaN, too
+    values: dict[str, Any] = {}
+    for score in map(as_mapping, scores if isinstance(scores, list) else ()):
+        if score.get("reducer") in (None, "mean"):
+            accuracy = as_mapping(as_mapping(score.get("metrics")).get("accuracy"))
+            values[f"eval/{task}/accuracy,{score.get('name')}"] = accuracy.get("value")
+    values[f"eval/{task}/n_prompts"] = finite(results.get("completed_samples")) / epochs
+    values[f"eval/{task}/n_samples"] = epochs
+    return values, str(as_mapping(asked.get("model_args")).get("model_path") or asked.get("model") or "?")
+
+
+def _olmes(found: Mapping[str, Any]) -> tuple[dict[str, Any], str] | None:
+    """Return the primary metric of a task, and the model; None if it is not from OLMES."""
+    task, primary = found.get("task_name"), str(as_mapping(found.get("task_config")).get("primary_metric"))
+    if not isinstance(task, str) or "task_hash" not in found:
+        return None
+    values = {f"eval/{task}/{primary}": as_mapping(found.get("metrics")).get(primary)}
+    values[f"eval/{task}/n_prompts"] = found.get("num_instances")
+    model = as_mapping(found.get("model_config"))
+    return values, "/".join(str(model[key]) for key in ("model", "revision") if model.get(key)) or "?"
 
 
 def _short(runs: list[str], folder: Path) -> list[str]:
