@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from browser_tools import chromium
 from extensions import write_extensions
+from hypothesis import HealthCheck, settings
 
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.jsonl import dumps
@@ -29,6 +30,20 @@ from scalerl.study.verdict.verdict import StudyVerdict
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # Ray reads it once: no call starts a cluster by itself
+
+# Inputs are drawn the same each time; how long that takes is a matter of the machine.
+settings.register_profile(
+    "tests",
+    derandomize=True,
+    deadline=None,
+    print_blob=False,
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+    ],
+)
+settings.load_profile("tests")
 
 STEPS, EVERY, BUDGET = 400, 16, 10_000.0
 PROMPTS, SAMPLES = 128, 64

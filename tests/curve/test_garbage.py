@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from scalerl.cli.main import main
 from scalerl.curve import Points, fit
@@ -18,14 +18,8 @@ from scalerl.errors import ScalerlError
 
 SLOW = 10.0
 """Seconds after which one example counts as a hang; it takes a fraction of one."""
-FEW = settings(max_examples=60, deadline=None, derandomize=True, database=None)
-MANY = settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+FEW = settings(max_examples=60)
+MANY = settings(max_examples=150)
 
 unit = st.floats(0, 1)
 any_float = st.floats(width=64)

@@ -379,7 +379,7 @@ NAMES = st.sampled_from(
 SCALES = st.tuples(st.floats(-12, 12), st.floats(0, 120))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.dictionaries(NAMES, SCALES, min_size=1, max_size=5),
     st.sampled_from(["", *BY_TRAINER]),

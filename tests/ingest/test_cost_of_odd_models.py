@@ -5,7 +5,7 @@ import math
 
 import pytest
 from hostile_logs import alarm
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from odd_configs import DEEP, mutated
 
 from scalerl import InputError
@@ -43,12 +43,7 @@ def cost_of(folder, text):
     return cost
 
 
-@settings(
-    max_examples=300,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=300)
 @example(text='{"hidden_size": 8}')
 @example(text=DEEP[0])
 @given(text=mutated(CONFIG))

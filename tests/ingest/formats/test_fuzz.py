@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from event_files import START, event, record as checked
 from hostile_logs import alarm, damaged
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from wandb_files import framed, header, history
 
 from scalerl import ScalerlError
@@ -243,13 +243,7 @@ def test_ten_thousand(tmp_path, name):
     folder = tmp_path / "folder"
     folder.mkdir()
 
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    @settings(max_examples=EXAMPLES)
     @given(one.drawn)
     def every(drawn):
         path = one.put(folder, drawn)

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 from hostile_logs import damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from read_logs import read_logs
 
 from scalerl import InputError, load_run
@@ -335,7 +335,7 @@ SOUND = dumped(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(data=damaged(SOUND.encode()))
 def test_damaged_files(tmp_path, data):
     read_hostile(FORMAT, write(tmp_path, data))

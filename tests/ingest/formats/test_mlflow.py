@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from hostile_logs import damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from mlflow import MlflowClient
 from read_logs import read_logs
 
@@ -139,7 +139,7 @@ def test_links_are_not_followed(store, tmp_path):
     assert "linked" not in log.config
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(reward=damaged(REWARD.encode()), meta=damaged(META.encode()), param=damaged(b"-1.5e3"))
 def test_damaged_files(tmp_path, reward, meta, param):
     write(tmp_path / "metrics" / "r", reward)

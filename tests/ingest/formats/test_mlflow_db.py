@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hostile_logs import alarm, damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 from read_logs import read_logs
@@ -188,7 +188,7 @@ ODD = st.one_of(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(
     cells=st.lists(
         st.tuples(st.sampled_from(["key", "value", "timestamp", "step", "is_nan"]), ODD), max_size=5
@@ -209,7 +209,7 @@ def test_cells_of_any_kind(logged, tmp_path, cells):
     read_hostile(FORMAT, path)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(data=st.data())
 def test_damaged_files(logged, tmp_path, data):
     path = tmp_path / "mlflow.db"

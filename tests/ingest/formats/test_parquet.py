@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from hostile_logs import damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from read_logs import read_logs
 
 from scalerl import InputError, load_run
@@ -136,12 +136,7 @@ def sound(tmp_path_factory):
 
 
 # With the same files every time: pyarrow itself crashes on some, about one in 3,000.
-@settings(
-    max_examples=200,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_damaged_files(tmp_path, sound, data):
     path = tmp_path / "x.parquet"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from event_files import START, delimited, event, record
 from hostile_logs import damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from read_logs import read_logs
 
 from scalerl import InputError, limits
@@ -212,13 +212,13 @@ SOUND = (
 SOUND += event("s", 2, TENSOR, plugin="scalars") + event("r", 2, 0.25)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(data=damaged(SOUND))
 def test_damaged_files(tmp_path, data):
     read_hostile(FORMAT, write(tmp_path, data))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(data=st.lists(damaged(SOUND[len(START) + 12 : -4]), max_size=3))
 def test_damaged_messages_of_right_checksums(tmp_path, data):
     read_hostile(FORMAT, write(tmp_path, START, *map(record, data)))

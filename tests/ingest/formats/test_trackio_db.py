@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 from hostile_logs import damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from read_logs import read_logs
 
 from scalerl import InputError
@@ -214,7 +214,7 @@ def sound(tmp_path_factory):
     return write(tmp_path_factory.mktemp("trackio") / "project.db").read_bytes()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(data=st.data())
 def test_damaged_files(tmp_path, sound, data):
     path = tmp_path / "project.db"

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from hostile_logs import damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from read_logs import read_logs
 
 from scalerl import InputError, load_run
@@ -227,7 +227,7 @@ def test_what_is_recognised(tmp_path):
 SOUND = state(3, max_steps=4).encode()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(data=damaged(SOUND))
 def test_damaged_files(tmp_path, data):
     read_hostile(FORMAT, write(tmp_path, data))

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hostile_logs import damaged, everything, read_hostile
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from read_logs import read_logs
 
 from scalerl import InputError, limits
@@ -105,7 +105,7 @@ def test_lines_that_are_too_long(tmp_path, monkeypatch):
 ROWS_LINE = json.dumps(ROWS[1]) + "\n"
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(data=damaged(JSONL.encode()))
 def test_damaged_jsonl(tmp_path, data):
     read_hostile(FORMAT, write(tmp_path, data))

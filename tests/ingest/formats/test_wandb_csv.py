@@ -2,7 +2,7 @@ import csv
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from read_logs import read_logs
 
 from scalerl import InputError
@@ -301,7 +301,7 @@ def test_what_is_not_recognised(tmp_path, text):
     assert not FORMAT.recognises(tmp_path / "nothing")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.binary(max_size=200), st.sampled_from([b"", b'"Step","r - a","r - a__MIN","r - a__MAX"\n']))
 @example(b'"1\n', b"Step,r - a\n")
 def test_any_bytes_are_read_or_refused(tmp_path, data, start):

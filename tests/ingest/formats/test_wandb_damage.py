@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hostile_logs import alarm, everything
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from read_logs import read_logs
 from wandb_files import BLOCK, MAGIC, header, history, read_one, values, written
 
@@ -91,7 +91,7 @@ def test_a_tear_between_two_blocks(tmp_path):
     assert ["ends within a record" in note for note in log.notes] == [True]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=4))
 @example([(40000, 255)])
 def test_flipped_bytes_lose_rows_and_invent_none(run, tmp_path, flips):
@@ -124,7 +124,7 @@ def test_one_damaged_record_costs_one_row(run, tmp_path):
     assert log.notes == ("run-one.wandb: 1 damaged place was passed over; rows are missing there",)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(
     st.binary(max_size=300),
     st.sampled_from([b"", b"\x08\x01\x12", b"\x08\x01\x1a", b"\x12\x20\n\x1e\x12", b"\x2a"]),

@@ -6,13 +6,13 @@ import random
 import time as clock
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from scalerl import load_run, read_table
 from scalerl.ingest.load import read_source
 from scalerl.ingest.options import ReadOptions
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=60)
 FIRST = 1.7e9
 
 

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from scalerl.errors import DivergedError, InputError, PausedError, WorkerError
 from scalerl.forecast.best import rates_by_step
@@ -344,16 +344,7 @@ def test_every_key_of_the_recipe_is_drawn():
     assert {*SENSIBLE, *SLOW} <= TYPES.keys()
 
 
-QUIET = settings(
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    print_blob=False,
-)
-
-
-@settings(QUIET, max_examples=20)
+@settings(max_examples=20)
 @given(table=recipes())
 def test_a_recipe_is_refused_in_one_line_or_runs(table, model, there):
     with pytest.MonkeyPatch.context() as patch:
@@ -366,7 +357,7 @@ def test_a_thousand_recipes(model, there, monkeypatch):
     monkeypatch.chdir(there)
     found: Counter[str] = Counter()
 
-    @settings(QUIET, max_examples=1000)
+    @settings(max_examples=1000)
     @given(table=recipes())
     def look(table):
         found[outcome(table, model)] += 1

@@ -4,12 +4,11 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hostile_logs import alarm
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from odd_configs import mutated
 
 from scalerl.errors import InputError
@@ -29,11 +28,6 @@ LLAMA = {
     **{"rms_norm_eps": 1e-6, "hidden_act": "silu", "dtype": "float32", "tie_word_embeddings": False},
     **{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "attention_bias": False},
     **{"eos_token_id": 1, "architectures": ["LlamaForCausalLM"], "layer_types": None, "sliding_window": None},
-}
-LOOSE: Any = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 }
 
 
@@ -62,14 +56,14 @@ def with_config(llama_folder, place, text):
     return place
 
 
-@settings(max_examples=8, **LOOSE)
+@settings(max_examples=8)
 @given(text=mutated(LLAMA))
 def test_an_odd_config_is_a_model_or_a_line(tiny_recipe, llama_folder, tmp_path, text):
     use(tiny_recipe, with_config(llama_folder, tmp_path / "model", text))
 
 
 @pytest.mark.slow
-@settings(max_examples=200, **LOOSE)
+@settings(max_examples=200)
 @given(text=mutated(LLAMA))
 def test_many_odd_configs(tiny_recipe, llama_folder, tmp_path, text):
     use(tiny_recipe, with_config(llama_folder, tmp_path / "model", text))
