@@ -89,16 +89,41 @@ def test_a_cap_that_is_not_positive_is_refused(max_ratio):
         Cispo(max_ratio=max_ratio)
 
 
+@pytest.mark.parametrize(
+    ("kind", "last", "beyond", "said"),
+    [
+        (Grpo, {"max_ratio": 1.0}, {"max_ratio": 0.9}, "max_ratio must be 1 or more"),
+        (Dapo, {"min_ratio": 1.0}, {"min_ratio": 1.1}, r"min_ratio must be in \[0, 1\]"),
+        (Gspo, {"min_ratio": 0.0}, {"min_ratio": -0.1}, r"min_ratio must be in \[0, 1\]"),
+        (Cispo, {"max_ratio": 1e30}, {"max_ratio": 1e31}, "at most 1e30, or inf"),
+        (Cispo, {"max_ratio": math.inf}, {"max_ratio": 0.0}, "max_ratio must be positive"),
+        (Decoupled, {"max_weight": 1.0}, {"max_weight": 0.9}, "max_weight must be 1 or more"),
+        (Decoupled, {"updates": 1}, {"updates": 0}, "updates must be at least 1"),
+        (Kl, {"coefficient": 0.0}, {"coefficient": -0.1}, "coefficient must not be negative"),
+        (
+            Kl,
+            {"coefficient": 1e30},
+            {"coefficient": math.inf},
+            "coefficient must not be negative, and finite",
+        ),
+    ],
+)
+def test_settings_are_taken_up_to_their_bounds(kind, last, beyond, said):
+    kind(**last)
+    with pytest.raises(ValueError, match=said):
+        kind(**beyond)
+
+
 @pytest.mark.parametrize(("loss", "high"), [(Grpo(), 1.2), (Dapo(), 1.26)])
 def test_the_clipped_surrogate_by_hand(loss, high):
-    # With A = 2 only the upper bound takes the gradient, with A = -3 only the lower one, .8.
+    # With A = 1 / 2 only the upper bound takes the gradient, with A = -3 only the lower one, .8.
     ratio_NT = torch.tensor([[0.5, 1.0, 1.1, 1.5]] * 2, dtype=torch.float64)
-    value_NT, clipped_NT, gradient_NT = losses(loss, ratio_NT, [2.0, -3.0])
-    expected = [[-1.0, -2.0, -2.2, -2 * high], [2.4, 3.0, 3.3, 4.5]]
+    value_NT, clipped_NT, gradient_NT = losses(loss, ratio_NT, [0.5, -3.0])
+    expected = [[-0.25, -0.5, -0.55, -high / 2], [2.4, 3.0, 3.3, 4.5]]
     torch.testing.assert_close(value_NT, torch.tensor(expected, dtype=torch.float64))
     assert clipped_NT.tolist() == [[False, False, False, True], [True, False, False, False]]
     # d(rho A) / d logp = rho A where the token is free.
-    expected = [[-1.0, -2.0, -2.2, 0.0], [0.0, 3.0, 3.3, 4.5]]
+    expected = [[-0.25, -0.5, -0.55, 0.0], [0.0, 3.0, 3.3, 4.5]]
     torch.testing.assert_close(gradient_NT, torch.tensor(expected, dtype=torch.float64))
 
 
