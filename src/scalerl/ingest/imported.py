@@ -102,7 +102,7 @@ def as_run(
         "assumed": list(warnings),
         "trainer_config": {
             key: value
-            for key, value in (trained.config | log.config).items()
+            for key, value in {**trained.config, **log.config}.items()
             if isinstance(value, str | int | float | None)
         },
     }
