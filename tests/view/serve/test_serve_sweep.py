@@ -178,7 +178,8 @@ def test_the_logs_of_every_trainer_are_listed_as_a_fit_reads_them(tmp_path, monk
     found = {entry.shown: entry.format for entry in listing.Listing(tmp_path).scan().values()}
     assert found == {
         **{"mlflow/mlruns/1": "mlflow", "prime-rl/outputs/my-run": "jsonl"},
-        **{"trackio/trackio/my-project.db": "trackio", "verl/my_project/my_run.jsonl": "verl"},
+        **{f"{name}/my_project/my_run.jsonl": "verl" for name in ("verl", "harness")},
+        **{"trackio/trackio/my-project.db": "trackio"},
         **{f"{name}/wandb": "wandb" for name in ("wandb", "open-instruct", "pipeline-rl")},
         **{"nemo-rl/logs/exp_001/tensorboard": "tensorboard", "openrlhf/tb/my_run": "tensorboard"},
         **{"skyrl/tensorboard_log": "tensorboard", "tensorboard/runs/my-run": "tensorboard"},
