@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from scalerl.rl.algo.loss import Cispo, Dapo, Decoupled, Grpo, Gspo, Kl, Reinforce
+from scalerl.rl.algo.loss import Cispo, Dapo, Decoupled, Grpo, Gspo, Kl, Reinforce, check_cut
 
 
 def losses(loss, ratio_NT, advantages, sampled_NT=None):
@@ -112,6 +112,12 @@ def test_settings_are_taken_up_to_their_bounds(kind, last, beyond, said):
     kind(**last)
     with pytest.raises(ValueError, match=said):
         kind(**beyond)
+
+
+def test_only_a_loss_with_a_lower_bound_refuses_a_small_top_p():
+    check_cut(0.5, 0, Decoupled())  # its bounds are of the ratio to the proximal policy
+    with pytest.raises(ValueError, match=r"ratios begin at 0.5, and loss.min_ratio \(0.8\) clips them"):
+        check_cut(0.5, 0, Dapo())
 
 
 @pytest.mark.parametrize(("loss", "high"), [(Grpo(), 1.2), (Dapo(), 1.26)])
