@@ -141,14 +141,13 @@ def read_source(
             notes = (f"{path}: {what} (--format {others[0]})",) if others else ()
     except OSError as error:
         raise InputError(unopened(error, path)) from error
+    names = [log.run if isinstance(log, Unread) else log.name for log in logs]
     if asked.run is not None:
-        names = [log.run if isinstance(log, Unread) else log.name for log in logs]
         logs = [log for log, name in zip(logs, names, strict=True) if name == asked.run]
         if not logs:
             raise InputError(f"{path}: no run {asked.run!r}; there are {listed(names)}")
     limits.RUNS.check(len(logs), path)
     if asked.training_log is not None and len(logs) > 1:
-        names = [log.run if isinstance(log, Unread) else log.name for log in logs]
         log, run = asked.naming(name="training_log"), asked.naming(name="run")
         raise InputError(f"{path}: {log} is of one run; choose it with {run}: {listed(names)}")
     training = _training(asked)
@@ -204,7 +203,7 @@ def _training(asked: ReadOptions) -> tuple[Log, Vocabulary] | None:
         raise InputError(unopened(error, path)) from error
     if others or isinstance(log, Unread):
         raise InputError(f"{path}: holds {1 + len(others)} runs; {option} takes one" if others else str(log))
-    return log, tell(log.names) or ANY
+    return log, _vocabulary(log, replace(asked, trainer=None))  # --trainer is of the evaluations
 
 
 def wanted(asked: ReadOptions) -> Wanted:
